@@ -14,12 +14,12 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, check_not_ended, flatten
-from taichi_ext.api.inputs.options import Options, check_as_matrix, checked_options
+from taichi_ext.api.inputs.options import Options, checked_options
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.results import as_torch
 from taichi_ext.api.inputs.types import AnyJacobian, AnyProduct, DenseJacobian, DenseProduct, Format, Kernel, Leaf, Mode
 from taichi_ext.api.plans.plan import Plan, prepare
-from taichi_ext.api.plans.preparations import PlanTable, Preparations, origin_of, structure_key
+from taichi_ext.api.plans.preparations import PlanTable, origin_of, structure_key
 from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
 from taichi_ext.api.runs.evaluation import Evaluation, equal_parts
 from taichi_ext.api.runs.subject import by_param
@@ -29,7 +29,7 @@ from taichi_ext.errors import InvalidArgumentError, unexpected, with_short_trace
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_plans, _preparations = PlanTable(), Preparations()
+_plans = PlanTable()
 
 
 @overload
@@ -116,8 +116,7 @@ def jacobian(
                [12.,  8.]], dtype=float32)
     """
     check_progress(progress)
-    check_as_matrix(as_matrix, format)
-    options = checked_options(max_memory, tangents, chunk_size, format, mode)
+    options = checked_options(max_memory, tangents, chunk_size, format, mode, as_matrix=as_matrix)
     plan, call = prepared_form(kernel, params, outputs, args, options)
     return plan.start(call, out, progress=progress, as_matrix=as_matrix).jacobian()
 
@@ -166,8 +165,7 @@ def value_and_jacobian(
         (15.0, [5.0, 3.0])
     """
     check_progress(progress)
-    check_as_matrix(as_matrix, format)
-    options = checked_options(max_memory, tangents, chunk_size, format, mode)
+    options = checked_options(max_memory, tangents, chunk_size, format, mode, as_matrix=as_matrix)
     plan, call = prepared_form(kernel, params, outputs, args, options)
     return plan.start(call, out, progress=progress, as_matrix=as_matrix).value_and_jacobian()
 
@@ -183,8 +181,7 @@ def prepared_form(
         if plan is not None:
             return plan, plan.call(kernel, args)
         plan, call = prepare(kernel, params, outputs, args, options, use)
-        is_kept = _plans.keep(origin, key, plan)
-        _preparations.note(kernel, origin, key, plan, is_kept=is_kept)
+        _plans.keep(kernel, origin, key, plan)
     return plan, call
 
 

@@ -47,17 +47,11 @@ FROM_INTERMEDIATES = "the energy is computed from {}, which {} computes from par
 
 @dataclass(frozen=True)
 class FirstOrder:
-    """An array of a kernel that has tangents of the second order: it holds tangents of the first order.
+    """An array of a kernel that has tangents of the second order: it holds tangents of the first order."""
 
-    Attributes:
-        info: its key, and how many numbers it has.
-        columns: of a row of it.
-        first_column: of its rows, where these are columns at the start.
-    """
-
-    info: ContainerInfo
-    columns: int
-    first_column: int | None = None
+    info: ContainerInfo  # its key, and how many numbers it has
+    columns: int  # of a row of it
+    first_column: int | None = None  # of its rows, where these are columns at the start
 
     @property
     def name(self) -> FirstOrderArray:
@@ -72,18 +66,12 @@ class FirstOrder:
 
 @dataclass(frozen=True)
 class KernelProgram:
-    """The program that a launch differentiates: that of its kernel, or one that computes a gradient, too.
-
-    Attributes:
-        arrays: the arrays that hold tangents of the first order.
-        left_out: the containers whose tangents it does not keep.
-        mirrored: the gradient, if entries above the diagonal of its tangents are not needed.
-    """
+    """The program that a launch differentiates: that of its kernel, or one that computes a gradient, too."""
 
     program: Program
-    arrays: Mapping[Container, FirstOrder] = field(default_factory=dict)
-    left_out: frozenset[Container] = frozenset()
-    mirrored: Container | None = None
+    arrays: Mapping[Container, FirstOrder] = field(default_factory=dict)  # of tangents of the first order
+    left_out: frozenset[Container] = frozenset()  # the containers whose tangents it does not keep
+    mirrored: Container | None = None  # the gradient, if entries above the diagonal of its tangents are not needed
 
     @property
     def infos(self) -> dict[Container, ContainerInfo]:
@@ -101,17 +89,11 @@ class KernelProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientProgram(KernelProgram):
-    """The program with tangents of the first order.
+    """The program with tangents of the first order."""
 
-    Attributes:
-        adjoints: of the fields that the energy is computed from, if it computes some.
-        ignored: what has tangents that nothing needs, such as the energy itself, beside its gradient.
-        unneeded: the gradient, if only its tangents are needed.
-    """
-
-    adjoints: Container | None
-    ignored: frozenset[Container | Local]
-    unneeded: Container | None
+    adjoints: Container | None  # of the fields that the energy is computed from, if it computes some
+    ignored: frozenset[Container | Local]  # what has tangents that nothing needs, such as the energy itself
+    unneeded: Container | None  # the gradient, if only its tangents are needed
 
     @property
     def infos(self) -> dict[Container, ContainerInfo]:

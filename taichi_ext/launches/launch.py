@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from taichi_ext import backend, stages
 from taichi_ext.analysis.changes import read_containers, stages_of, written_containers
 from taichi_ext.differentiate.facts.decisions import Role
@@ -47,32 +49,30 @@ def rows_of(key: Key, info: ContainerInfo) -> slice:
 
 @dataclass(frozen=True)
 class ColumnBlock:
-    """The columns that are computed.
+    """The columns that are computed."""
 
-    Attributes:
-        count: how many there are.
-        first: the first of them.
-        is_part: whether there are others, and the kernel may compute those too if it is given the first one.
-    """
-
-    count: int
-    first: int = 0
-    is_part: bool = False
+    count: int  # how many there are
+    first: int = 0  # the first of them
+    is_part: bool = False  # whether there are others, which the kernel may compute if it is given their first one
 
 
 @dataclass(frozen=True)
 class NumberColumns:
-    """The arguments and Python numbers that are parameters.
+    """The numbers that depend on parameters where a kernel is launched."""
 
-    Attributes:
-        arguments: leaf arguments by name, each with its first column.
-        constants: Python numbers, each with its first column.
-        shadow: where their tangents are rows of a shadow instead, whose numbers these are: its type and rows.
-    """
+    arguments: Mapping[str, int] = field(default_factory=dict)  # leaf ones by name, with their first column, or row
+    constants: tuple[tuple[Variable, int], ...] = ()  # Python numbers that kernels read, likewise
+    tangents: np.ndarray | None = None  # a row for each entry, if these are not columns of J
 
-    arguments: Mapping[str, int] = field(default_factory=dict)
-    constants: tuple[tuple[Variable, int], ...] = ()
-    shadow: tuple[Any, int] | None = None
+    @property
+    def shadow(self) -> tuple[Any, int] | None:
+        """The type and the number of rows of ``tangents``."""
+        return None if self.tangents is None else (backend.default_type(float), len(self.tangents))
+
+    @property
+    def key(self) -> Any:
+        """Equal for launches that can use the same kernel."""
+        return tuple(self.arguments.items()), tuple(first for _, first in self.constants), self.shadow
 
 
 @dataclass(frozen=True)
@@ -85,63 +85,37 @@ class SparseTarget:
 
 @dataclass(frozen=True)
 class EnergyTarget:
-    """The subject of second derivatives.
+    """The subject of second derivatives."""
 
-    Attributes:
-        key: of the energy.
-        columns: of its gradient.
-        starts: of which each parameter has its own, from there on.
-        dtype: its type.
-        carried: the containers with tangents of the first order that earlier launches have left.
-        adds_terms: whether the gradient is added up term by term.
-        has_whole_blocks: whether the blocks of a sparse Hessian are written with their zeros.
-        intermediates: fields that it is computed from, which have columns behind those of the parameters.
-        is_mirrored: whether the entries of a dense Hessian above its diagonal are not needed.
-        has_gradient: whether the gradient itself is needed.
-        is_sum: whether the gradient must be a sum of terms of few params.
-    """
-
-    key: Key
-    columns: int
-    starts: Mapping[Key, int]
-    dtype: Any
-    carried: frozenset[Key]
-    adds_terms: bool
-    has_whole_blocks: bool = False
-    intermediates: frozenset[Key] = frozenset()
-    is_mirrored: bool = False
-    has_gradient: bool = True
-    is_sum: bool = False
+    key: Key  # of the energy
+    columns: int  # of its gradient
+    starts: Mapping[Key, int]  # of which each parameter has its own, from there on
+    dtype: Any  # its type
+    carried: frozenset[Key]  # the containers with tangents of the first order that earlier launches have left
+    adds_terms: bool  # whether the gradient is added up term by term
+    has_whole_blocks: bool = False  # whether the blocks of a sparse Hessian are written with their zeros
+    intermediates: frozenset[Key] = frozenset()  # fields that it is computed from, with columns behind the others
+    is_mirrored: bool = False  # whether the entries of a dense Hessian above its diagonal are not needed
+    has_gradient: bool = True  # whether the gradient itself is needed
+    is_sum: bool = False  # whether the gradient must be a sum of terms of few params
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One kernel launch to be differentiated.
+    """One kernel launch to be differentiated."""
 
-    Attributes:
-        kernel: the user's kernel.
-        fields: the table of fields, ``runtime.memory.shadows.FieldTable``.
-        arrays: the arrays among the leaf arguments, by position.
-        numbers: the arguments and Python numbers that are parameters.
-        wants_return: whether the returned value is an output.
-        strategy: how tangents of locals are kept, a key of ``STRATEGIES``.
-        sparse: of a sparse Jacobian, its columns and outputs.
-        energy: for second derivatives, the energy.
-        is_repeated: whether the same kernel may be launched again, on rows of tangents that it has written.
-    """
-
-    kernel: backend.Kernel
+    kernel: backend.Kernel  # the user's kernel
     args: tuple[Any, ...]
     block: ColumnBlock
-    fields: Any
-    arrays: Mapping[int, ContainerInfo]
-    numbers: NumberColumns
-    is_repeated: bool
+    fields: Any  # the table of fields, ``runtime.memory.shadows.FieldTable``.
+    arrays: Mapping[int, ContainerInfo]  # the arrays among the leaf arguments, by position
+    numbers: NumberColumns  # those that depend on parameters
+    is_repeated: bool  # whether the same kernel may be launched again, on rows of tangents that it has written
     roles: Mapping[Key, Role] = field(default_factory=dict)
-    wants_return: bool = False
-    strategy: str = "auto"
-    sparse: SparseTarget | None = None
-    energy: EnergyTarget | None = None
+    wants_return: bool = False  # whether the returned value is an output
+    strategy: str = "auto"  # how tangents of locals are kept, a key of ``STRATEGIES``
+    sparse: SparseTarget | None = None  # of a sparse Jacobian, its columns and outputs
+    energy: EnergyTarget | None = None  # for second derivatives, the energy
 
 
 @dataclass(frozen=True)
@@ -164,17 +138,11 @@ class KernelFacts:
 
 @dataclass(frozen=True)
 class KernelColumns:
-    """The columns that a kernel computes: a block of ``count`` columns.
+    """The columns that a kernel computes: a block of ``count`` columns."""
 
-    Attributes:
-        count: how many there are.
-        firsts: the first columns of the blocks that it can compute; None: it computes all columns.
-        takes_first: whether the first column is its last argument.
-    """
-
-    count: int
-    firsts: range | None
-    takes_first: bool
+    count: int  # how many there are
+    firsts: range | None  # the first columns of the blocks that it can compute; None: it computes all columns
+    takes_first: bool  # whether the first column is its last argument
 
     def has_block(self, first: int) -> bool:
         return self.firsts is None or first in self.firsts
@@ -182,48 +150,29 @@ class KernelColumns:
 
 @dataclass
 class KernelMemory:
-    """The memory that a kernel keeps from launch to launch.
+    """The memory that a kernel keeps from launch to launch."""
 
-    Attributes:
-        rules: those of users that it was built with, ``boundary.registry.RulesInUse``.
-        scratch: memory for rows, by key.
-        streams: the memory of the entries that it writes.
-    """
-
-    rules: Any
-    scratch: dict[Key, Any] = field(default_factory=dict)
-    streams: Any = None
+    rules: Any  # those of users that it was built with, ``boundary.registry.RulesInUse``.
+    scratch: dict[Key, Any] = field(default_factory=dict)  # memory for rows, by key
+    streams: Any = None  # the memory of the entries that it writes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JacobianKernel:
-    """A kernel with tangents, and the meaning of its extra arguments.
+    """A kernel with tangents, and the meaning of its extra arguments."""
 
-    Attributes:
-        primal: the user's kernel, kept alive so that its identity is not used again.
-        shadows: the purposes of the arrays after the user's arguments, in order.
-        facts: the facts about the kernel that a session needs.
-        scratch_sizes: of its memory for rows.
-        entries: for a sparse Jacobian, the sites at which entries are written.
-        program: the program that the kernel was emitted from, as long as the Taichi program lives.
-        arrays: the arrays among the leaf arguments, by position.
-        first_order: its arrays of tangents of the first order, if it has those of the second.
-        assumed: the roles of containers that it is valid for; None: those at its first launch.
-        memory: memory kept between launches.
-    """
-
-    primal: backend.Kernel
+    primal: backend.Kernel  # the user's kernel, kept alive so that its identity is not used again
     kernel: backend.EmittedKernel
-    shadows: tuple[Key, ...]
-    facts: KernelFacts
-    scratch_sizes: Mapping[Scratch, int]
+    shadows: tuple[Key, ...]  # the purposes of the arrays after the user's arguments, in order
+    facts: KernelFacts  # the facts about the kernel that a session needs
+    scratch_sizes: Mapping[Scratch, int]  # of its memory for rows
     columns: KernelColumns
-    entries: SparseResult | None
-    program: Program | None
-    arrays: Mapping[int, ContainerInfo]
-    first_order: tuple[Any, ...]
-    assumed: Mapping[Key, Role] | None
-    memory: KernelMemory
+    entries: SparseResult | None  # for a sparse Jacobian, the sites at which entries are written
+    program: Program | None  # the program that the kernel was emitted from, as long as the Taichi program lives
+    arrays: Mapping[int, ContainerInfo]  # the arrays among the leaf arguments, by position
+    first_order: tuple[Any, ...]  # its arrays of tangents of the first order, if it has those of the second
+    assumed: Mapping[Key, Role] | None  # the roles that it is valid for; None: those at its first launch
+    memory: KernelMemory  # memory kept between launches
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -271,15 +220,10 @@ def _buffers(stage: Body) -> int:
 
 @dataclass(frozen=True)
 class FieldKey:
-    """A field, or one component of it.
+    """A field, or one component of it."""
 
-    Attributes:
-        identity: of the first component that is placed.
-        component: its number; None for the whole field.
-    """
-
-    identity: int
-    component: int | None = None
+    identity: int  # of the first component that is placed
+    component: int | None = None  # its number; None for the whole field
 
     def __hash__(self) -> int:
         return self.identity

@@ -10,7 +10,7 @@ from taichi_ext import jacobian
 from taichi_ext.api.inputs.options import Options
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.launches import ColumnBlock
-from taichi_ext.runtime.launching.tangents import Output, Request
+from taichi_ext.runtime.launching.tangents import Request
 from taichi_ext.runtime.reverse.reverse import CotangentProducts, Reverse, Run
 
 
@@ -37,7 +37,7 @@ class Prepared:
             block=ColumnBlock(layout.count),
             seeds=layout.seeds,
             arrays=layout.arrays,
-            outputs=tuple(Output(o.key, o.target.name, o.size, o.dtype) for o in layout.outputs),
+            outputs=layout.outputs,
             numbers=layout.numbers(None),
             wants_return=any(o.target.kind == "return" for o in layout.outputs),
         )

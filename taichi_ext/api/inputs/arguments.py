@@ -23,7 +23,7 @@ from taichi_ext.record.variables import Variable, find_variable, named_numbers, 
 class Target:
     """One parameter or output: a field or array, an argument by position, the return value, or a Python number."""
 
-    kind: str  # "field", "array", "argument", "return" or "constant"
+    kind: str  # "field", "array", "argument", "return" or "constant"; "gradient" for the rows of H
     name: Label | str  # in messages
     field: Any = None
     position: int = -1

@@ -31,8 +31,16 @@ def checked_options(
     chunk_size: Any = None,
     format: object = None,
     mode: object = "forward",
+    *,
+    as_matrix: object = False,
 ) -> Options:
     """The options of ``jacobian``; raises for a value that cannot be used."""
+    check_flag("as_matrix", as_matrix)
+    if as_matrix and format == "bsr":
+        raise InvalidArgumentError(
+            "format='bsr' needs blocks of one size, and as_matrix=True puts outputs and params with elements of "
+            "different sizes into one matrix. Use format='csr'."
+        )
     if max_memory is not None and not is_positive(max_memory):
         raise unexpected("max_memory", max_memory, "a positive number of bytes")
     tangents = checked_choice("tangents", tangents, STRATEGIES)
@@ -47,16 +55,6 @@ def checked_options(
             f"mode='reverse' computes rows of all columns, and format={format!r} only their entries; leave out one."
         )
     return Options(max_memory, tangents, chunk_size, format, mode)
-
-
-def check_as_matrix(as_matrix: object, format: str | None) -> None:
-    """Raise for a value of ``as_matrix=`` that cannot be used, or not with this format."""
-    check_flag("as_matrix", as_matrix)
-    if as_matrix and format == "bsr":
-        raise InvalidArgumentError(
-            "format='bsr' needs blocks of one size, and as_matrix=True puts outputs and params with elements of "
-            "different sizes into one matrix. Use format='csr'."
-        )
 
 
 def is_whole(value: object) -> bool:

@@ -6,10 +6,11 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from taichi_ext.errors import InvalidArgumentError, unexpected
 
+Progress = bool | Literal["stages"] | None  # as in ``jacobian``; "stages" draws no bar, as False, and says the rest
 _WIDTH = 40  # of a bar in a notebook
 _BETWEEN = 0.1  # seconds between two updates of it
 
@@ -48,20 +49,17 @@ def _notebook_line() -> Callable[[str | None], None]:
     return show
 
 
-def progress_bar(
-    progress: bool | None, text: str, total: int
-) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+def progress_bar(progress: Progress, text: str, total: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
     """A bar that is removed when the block ends; gives a function that advances it."""
-    if not progress and (progress is not None or total <= 1):
+    if progress in (False, "stages") or (progress is None and total <= 1):
         return contextlib.nullcontext(lambda _: None)
-
-    return _bar(progress, text, total)
+    return _bar(text, total, is_asked=progress is True)
 
 
 @contextlib.contextmanager
-def _bar(progress: bool | None, text: str, total: int) -> Iterator[Callable[[int], None]]:
+def _bar(text: str, total: int, *, is_asked: bool) -> Iterator[Callable[[int], None]]:
     is_notebook = "ipykernel" in sys.modules
-    is_shown = total > 1 and (is_notebook or _is_terminal() if progress is None else progress)
+    is_shown = total > 1 and (is_asked or is_notebook or _is_terminal())
     if is_shown and is_notebook:
         with _notebook_bar(text, total) as advance:
             yield advance
@@ -72,7 +70,7 @@ def _bar(progress: bool | None, text: str, total: int) -> Iterator[Callable[[int
         return
     console, bars = modules
     columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), bars.MofNCompleteColumn())
-    where = console.Console(stderr=True, force_terminal=True if progress else None)
+    where = console.Console(stderr=True, force_terminal=is_asked or None)
     with bars.Progress(*columns, bars.TimeRemainingColumn(), console=where, transient=True) as bar:
         task = bar.add_task(text, total=total)
         yield lambda done: bar.advance(task, done)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,12 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target, flatten
 from taichi_ext.errors import InvalidArgumentError, raise_problem, unexpected
-from taichi_ext.launches import FieldKey, NumberArgument, PipelineArgument, container_key, rows_of
+from taichi_ext.launches import FieldKey, NumberArgument, NumberColumns, PipelineArgument, rows_of
 from taichi_ext.program.keys import RETURN, Key
 from taichi_ext.record.variables import Variable
-from taichi_ext.runtime.launching.tangents import ParameterSeed
+from taichi_ext.runtime.launching.tangents import Placed
 from taichi_ext.runtime.memory.array_tangents import Given
-from taichi_ext.runtime.memory.shadows import FieldTable, array_info, numpy_dtype, view_of
-from taichi_ext.runtime.python.run_record import NumberSeeds
+from taichi_ext.runtime.memory.shadows import FieldTable, array_info, view_of
 from taichi_ext.runtime.sparse.matrices import scipy_sparse
 
 
@@ -138,34 +137,6 @@ def as_torch(result: object, call: KernelCall, outputs: list[Target]) -> Any:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A parameter or output of one call."""
-
-    target: Target  # the parameter or output that the user has named
-    key: Key  # of the field, component, array or number
-    shape: tuple[int, ...]  # that of its elements included
-    dtype: Any = None  # Taichi's
-    rows: int = 0  # the number of entries of its container
-    inner: slice = field(default_factory=lambda: slice(None))  # which of these belong to it
-    element: int = 1  # the count of numbers in an element
-    first: int = 0  # the first column of a parameter
-
-    @property
-    def size(self) -> int:
-        """How many entries it has."""
-        return math.prod(self.shape)
-
-    @property
-    def container(self) -> Key:
-        return container_key(self.key)
-
-    @property
-    def result_dtype(self) -> np.dtype:
-        """NumPy's type of the tangents of an output."""
-        return numpy_dtype(self.dtype)
-
-
-@dataclass(frozen=True)
 class Layout:
     """All parameters and outputs, in the order in which the user has named them."""
 
@@ -176,12 +147,17 @@ class Layout:
     passed: dict[int, int]  # the first columns of numbers that a pipeline takes, by position
 
     @property
-    def seeds(self) -> tuple[ParameterSeed, ...]:
-        held = (p for p in self.params if p.target.kind in ("field", "array", "argument"))
-        held = [p for p in held if not isinstance(p.key, (NumberArgument, PipelineArgument))]
-        return tuple(ParameterSeed(p.key, p.target.name, p.first, p.size) for p in held)
+    def sizes(self) -> dict[Key, int]:
+        """The numbers of entries of the containers of parameters."""
+        return {p.container: p.rows for p in self.params}
 
-    def numbers(self, directions: np.ndarray | None) -> NumberSeeds:
+    @property
+    def seeds(self) -> tuple[Placed, ...]:
+        """The parameters that are fields and arrays."""
+        held = (p for p in self.params if p.target.kind in ("field", "array", "argument"))
+        return tuple(p for p in held if not isinstance(p.key, (NumberArgument, PipelineArgument)))
+
+    def numbers(self, directions: np.ndarray | None) -> NumberColumns:
         """The numbers that are parameters; with directions they have rows in place of columns."""
         arguments: dict[str, int] = {}
         constants: list[tuple[Variable, int]] = []
@@ -192,12 +168,12 @@ class Layout:
             first = p.first
             if directions is not None:
                 first, count = count, count + p.size
-                rows.append(directions[p.first : p.first + p.size])
+                rows.append(directions[p.columns])
             if p.target.variable is None:
                 arguments[p.target.argument] = first
             else:
                 constants.append((p.target.variable, first))
-        return NumberSeeds(arguments, tuple(constants), np.concatenate(rows) if rows else None)
+        return NumberColumns(arguments, tuple(constants), np.concatenate(rows) if rows else None)
 
 
 def lay_out(call: KernelCall, fields: FieldTable, params: Sequence[Target], outputs: Sequence[Target]) -> Layout:
@@ -280,4 +256,4 @@ def joined(blocks: Sequence[Sequence[Any]], layout: Layout) -> Any:
 def by_parameter(values: np.ndarray, shape: tuple[int, ...], layout: Layout) -> list[np.ndarray]:
     """The Jacobian of one output, split by parameter."""
     full = values.reshape((*shape, values.shape[1]))
-    return [full[..., p.first : p.first + p.size].reshape((*shape, *p.shape)) for p in layout.params]
+    return [full[..., p.columns].reshape((*shape, *p.shape)) for p in layout.params]

@@ -1,4 +1,4 @@
-"""A table by identity, and a warning if code is prepared repeatedly because its function is new at each call."""
+"""Prepared forms of calls, and a warning if code is prepared repeatedly, as for a function that is new each time."""
 
 from __future__ import annotations
 
@@ -7,64 +7,53 @@ import os
 import types
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple
 
 from taichi_ext import backend
 from taichi_ext.api.plans.plan import Plan
+from taichi_ext.cached import Bounded, ByIdentity
 from taichi_ext.errors import INNER
 from taichi_ext.labels import is_library_module, plain_function
 from taichi_ext.runtime.python.dual_numbers import warn_at
 
-Value = TypeVar("Value")
+EVERY = 8  # preparations of the same code, for the same params and outputs, per warning
+_MOST_PLANS = 32  # of one function of one owner, or of one piece of code
+_Plans = Bounded[Hashable, Plan]
+_Count = tuple[list[weakref.ref[Any]], int]  # the fields and arrays that are named, and how often
 
 
-class ByIdentity(Generic[Value]):
-    """Values by object, each kept as long as its object exists.
+class PlanTable:
+    """The plans of the Taichi program that runs, by owner, function and key; used by one thread at a time.
 
-    Unlike ``weakref.WeakKeyDictionary``, it takes objects without a hash, and never takes an object for another one
-    that it equals.  A new object at the address of one that is gone finds nothing.
+    A plan refers neither to the owner nor to the function, so weak references are enough: a plan is dropped when one of
+    them is collected, and nothing is left on the user's objects.
     """
 
     def __init__(self) -> None:
-        self._items: dict[int, tuple[weakref.ref[object], Value]] = {}
+        self._owners: ByIdentity[ByIdentity[_Plans]] = ByIdentity()
+        self._counts: ByIdentity[Bounded[Hashable, _Count]] = ByIdentity()  # of preparations, by code and key
+        self._program: Callable[[], object] = lambda: None
 
-    def get(self, obj: object) -> Value | None:
-        """The value of an object; None where it has none."""
-        item = self._items.get(id(obj))
-        return None if item is None or item[0]() is not obj else item[1]
+    def find(self, origin: Origin, key: Hashable) -> Plan | None:
+        """The form prepared for the same owner, function and key, or None."""
+        program = backend.program()
+        if program is None or self._program() is not program:
+            self._owners = ByIdentity()
+            return None
+        functions = self._owners.get(origin.owner)
+        plans = None if functions is None else functions.get(origin.function)
+        return None if plans is None else plans.get(key)
 
-    def set(self, obj: Any, value: Value) -> None:
-        """Give an object a value; raises TypeError for one that cannot be referred to weakly."""
-        table, number = weakref.ref(self), id(obj)  # weakly, so that the values go at once when the table goes
-
-        def forget(reference: object) -> None:  # called by Python in the middle of anything, so without a lock
-            there = table()
-            if there is not None and there._items.get(number, (None,))[0] is reference:
-                there._items.pop(number, None)
-
-        self._items[number] = weakref.ref(obj, forget), value
-
-
-EVERY = 8  # preparations of the same code, for the same params and outputs, per warning
-_MOST_KEYS = 32  # of one piece of code
-
-
-class Preparations:
-    """Count how often each piece of code was prepared for the same params and outputs."""
-
-    def __init__(self) -> None:  # by code and key, with the fields and arrays that are named
-        self._counts: ByIdentity[dict[object, tuple[list[weakref.ref[Any]], int]]] = ByIdentity()
-
-    def note(self, kernel: object, origin: Origin, key: Any, plan: Plan, *, is_kept: bool) -> None:
-        """Count a preparation, and warn where there have been many.
-
-        Args:
-            kernel: the kernel or pipeline.
-            origin: its owner and function.
-            key: equal for the same params, outputs and options.
-            plan: the prepared form.
-            is_kept: whether the plan was kept for the next call with the same owner and function.
-        """
+    def keep(self, kernel: object, origin: Origin, key: Hashable, plan: Plan) -> None:
+        """Keep a new plan of a kernel or pipeline; warn where the same code has been prepared many times."""
+        self._program = weakref.ref(backend.program())
+        new_plans, is_kept = partial(_Plans, _MOST_PLANS), True
+        try:
+            functions = self._owners.get_or_make(origin.owner, ByIdentity[_Plans])
+            functions.get_or_make(origin.function, new_plans)[key] = plan
+        except TypeError:  # one of them cannot be referred to weakly
+            is_kept = False
         function = plain_function(kernel)
         if function is None or str(function.__module__).split(".")[0] in INNER:
             return  # a pipeline of this package's own, as torch_function has: the user cannot make it once
@@ -77,17 +66,13 @@ class Preparations:
                 place = frame.f_code.co_filename, frame.f_lineno
             warn_at(_message(function, origin, count, is_kept=is_kept), place)
 
-    def _count(self, code: types.CodeType, key: object, plan: Plan) -> int:
-        counts = self._counts.get(code)
-        if counts is None:
-            counts = {}
-            self._counts.set(code, counts)
+    def _count(self, code: types.CodeType, key: Hashable, plan: Plan) -> int:
+        """How often code was prepared for the same params, outputs and options, with this time."""
+        counts = self._counts.get_or_make(code, partial(Bounded[Hashable, _Count], _MOST_PLANS))
         targets = (*plan.prepared.params, *plan.prepared.outputs)
         fields = [target.field for target in targets if target.field is not None]
         known, count = counts.pop(key, ([], 0))
         is_same = [id(reference()) for reference in known] == list(map(id, fields))
-        while len(counts) >= _MOST_KEYS:
-            del counts[next(iter(counts))]
         counts[key] = (known if is_same else list(map(weakref.ref, fields))), 1 + count * is_same
         return counts[key][1]
 
@@ -150,44 +135,3 @@ def structure_key(tree: object, args: tuple[object, ...], depth: int = 0) -> obj
         if backend.is_same_array(backend.unwrapped(value), tree):
             return ("position", position)
     return id(tree)
-
-
-# The prepared forms of ``jacobian``, found by owner and function, without keeping either alive.
-#
-# A plan refers to neither of them, so weak references are enough: a prepared form is dropped when one of them is
-# collected, and nothing is left on the user's objects.
-
-_MOST_PLANS = 32  # of one function of one owner
-
-
-class PlanTable:
-    """The plans of the Taichi program that runs; ``find`` and ``keep`` are called by one thread at a time."""
-
-    def __init__(self) -> None:
-        self._owners: ByIdentity[ByIdentity[dict[object, Plan]]] = ByIdentity()  # by owner, function and key
-        self._program: Callable[[], object] = lambda: None
-
-    def find(self, origin: Origin, key: Hashable) -> Plan | None:
-        """The form prepared for the same owner, function and key, or None."""
-        program = backend.program()
-        if program is None or self._program() is not program:
-            self._owners = ByIdentity()
-            return None
-        functions = self._owners.get(origin.owner)
-        plans = None if functions is None else functions.get(origin.function)
-        return None if plans is None else plans.get(key)
-
-    def keep(self, origin: Origin, key: Hashable, plan: Plan) -> bool:
-        """Keep a plan; False where the owner or the function cannot be referred to weakly, so that nothing is kept."""
-        self._program = weakref.ref(backend.program())
-        functions = self._owners.get(origin.owner) or ByIdentity()
-        plans = functions.get(origin.function) or {}
-        try:
-            functions.set(origin.function, plans)
-            self._owners.set(origin.owner, functions)
-        except TypeError:
-            return False
-        if len(plans) >= _MOST_PLANS:
-            del plans[next(iter(plans))]
-        plans[key] = plan
-        return True

@@ -84,7 +84,7 @@ class Arbiter:
         self._precision = max(float(np.finfo(numpy_dtype(t)).eps) for t in dtypes)
         sizes = np.zeros(layout.count)  # of the steps
         for p in self._params:
-            sizes[p.first : p.first + p.size] = _sizes(self._values(p).reshape(-1), self._is_dense(p))
+            sizes[p.columns] = _sizes(self._values(p).reshape(-1), self._is_dense(p))
         sizes *= max(self._precision**_STEP, _LEAST_STEP)
         count = layout.count if directions is None else directions.shape[1]
         signs = np.random.default_rng(1).choice([-1.0, 1.0], count)
@@ -196,7 +196,7 @@ class Arbiter:
             if not (factor or is_value):
                 continue
             values = self._values(p)
-            move = factor * self._delta[p.first : p.first + p.size].reshape(values.shape)
+            move = factor * self._delta[p.columns].reshape(values.shape)
             moved = (values + move).astype(values.dtype)
             if is_value:  # real, also where a whole number is given
                 args[p.target.position] = with_entries(args[p.target.position], moved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -58,59 +58,50 @@ class _Unjudged(UnsupportedError):
 class RowsOrColumns(DenseForm):
     """J as dense arrays, by the mode that the user has chosen, or that takes less time by estimate."""
 
-    def blocks(self, evaluation: Evaluation) -> list[list[np.ndarray]]:
-        prepared, mode = evaluation.prepared, evaluation.prepared.question.options.mode
+    def rows(self, evaluation: Evaluation) -> list[list[np.ndarray]] | None:
+        prepared, call, mode = evaluation.prepared, evaluation.call, evaluation.prepared.question.options.mode
         if mode == "reverse":
-            found = _all_rows(evaluation)
-            if found is None:
+            blocks = _all_rows(evaluation)
+            if blocks is None:
                 raise UnsupportedError(
-                    f"{evaluation.call.name} has no adjoint, which mode='reverse' needs; leave it out, or use "
+                    f"{call.name} has no adjoint, which mode='reverse' needs; leave it out, or use "
                     f"mode='forward'.\n{prepared.has_no_adjoint}"
                 )
-            return found
+            return blocks
         rows, columns = sum(o.size for o in evaluation.layout.outputs), evaluation.layout.count
         is_candidate = 0 < rows <= MOST_ROWS and columns >= max(FEW_COLUMNS, COLUMNS_PER_ROW * rows)
         is_free = evaluation.watch is None and prepared.question.options.tangents == "auto"
         if not (is_candidate and is_free and prepared.is_reverse is not False) or prepared.has_no_adjoint:
-            return super().blocks(evaluation)
+            return None
         if prepared.is_reverse:
-            return _all_rows(evaluation) or super().blocks(evaluation)
+            return _all_rows(evaluation)
         sizes = f"J has {rows} {'rows' if rows > 1 else 'row'} and {columns} columns"
-        if evaluation.call.kernel is None:
+        if call.kernel is None:
             return self._of_pipeline(evaluation, rows, sizes)
-        if not prepared.fused:
-            evaluation.before_launch = lambda fused: _compare(fused, rows)
-            try:
-                return super().blocks(evaluation)
-            except _PrefersRows as found:
-                reason = str(found)
-                prepared.fused.clear()
-            finally:
-                evaluation.before_launch = None
+        try:
+            _check_columns(evaluation, [] if prepared.fused else [(call.kernel, call.full_args)], rows)
+        except _PrefersRows as reason:
             blocks = _all_rows(evaluation)
             if blocks is not None:
                 prepared.is_reverse, prepared.mode = True, f"reverse mode: {sizes}, and {reason}"
-                return blocks
-        return super().blocks(evaluation)
+            return blocks
+        return None
 
-    def _of_pipeline(self, evaluation: Evaluation, rows: int, sizes: str) -> list[list[np.ndarray]]:
+    def _of_pipeline(self, evaluation: Evaluation, rows: int, sizes: str) -> list[list[np.ndarray]] | None:
         """J in reverse mode, in the first call of a pipeline, which chooses the mode of later ones."""
         prepared, runs = evaluation.prepared, list[Forward]()
         blocks = _all_rows(evaluation, runs.append)
         if blocks is None:
-            return super().blocks(evaluation)
+            return None
         work, launches = runs[0].tangents_between()
         reason = "tangents between kernels would have all columns"
         reason += f", in {work:.2g} operations" if work < math.inf else ""
         little, share = BOOKKEEPING
         prepared.is_reverse = work > little * -(-rows // share)
         try:
-            session = evaluation.session(DenseRows(), 0, evaluation.layout.count)
-            for kernel, args in [] if prepared.is_reverse else launches:
-                session.build(kernel, args, lambda fused, _: _compare(fused, rows))
+            _check_columns(evaluation, [] if prepared.is_reverse else launches, rows)
         except (_PrefersRows, UnsupportedError) as error:
             prepared.is_reverse, reason = True, str(error)
-            prepared.fused.clear()
         if prepared.is_reverse:
             prepared.mode = f"reverse mode: {sizes}, and {reason}"
         else:
@@ -118,6 +109,25 @@ class RowsOrColumns(DenseForm):
             prepared.mode = f"forward mode from the second call on: {few}, and kernels have little work"
             prepared.reverse = None
         return blocks
+
+
+def _check_columns(evaluation: Evaluation, launches: Iterable[tuple[Any, tuple[Any, ...]]], rows: int) -> None:
+    """Build the kernels with tangents of some launches; raise if reverse mode is estimated to be faster."""
+    session = evaluation.session(DenseRows(), 0, max(1, -(-evaluation.layout.count // evaluation.least_runs)))
+    check_accesses = evaluation.checked(session)
+
+    def check(fused: JacobianKernel, outer: Mapping[Key, Key]) -> None:
+        if evaluation.call.kernel is not None:
+            check_accesses(fused, outer)
+        _compare(fused, rows)
+
+    try:
+        with saying_once(evaluation.said):
+            for kernel, args in launches:
+                session.build(kernel, args, check)
+    except (_PrefersRows, UnsupportedError):
+        evaluation.prepared.fused.clear()
+        raise
 
 
 def _compare(fused: JacobianKernel, rows: int) -> None:
@@ -178,11 +188,12 @@ class HessianForm(DenseForm):
                 evaluation.state.advice = "Compute it in a kernel."
                 evaluation.restore()
         assert isinstance(subject, EnergyGradient)
-        rows = products_in_blocks(evaluation, np.eye(layout.count), prepared.question.options.chunk_size)
-        if rows is None:
+        products = energy_products(evaluation, np.eye(layout.count), prepared.question.options.chunk_size)
+        if products is None:
             raise no_adjoint(evaluation, "a Hessian, as numbers that depend on params pass through Python")
-        subject.note_parts(rows[0], layout)
-        return subject.of_matrix(np.concatenate(rows[1]).astype(layout.outputs[0].result_dtype), layout)
+        _, gradient, rows = products
+        subject.note_parts(gradient, layout)
+        return subject.of_matrix(np.concatenate(rows).astype(layout.outputs[0].result_dtype), layout)
 
 
 def no_adjoint(evaluation: Evaluation, what: str) -> UnsupportedError:
@@ -191,44 +202,32 @@ def no_adjoint(evaluation: Evaluation, what: str) -> UnsupportedError:
     return UnsupportedError(f"{name} has no adjoint, which {what} needs.\n{evaluation.prepared.has_no_adjoint}")
 
 
-def products_in_blocks(
+def energy_products(
     evaluation: Evaluation, directions: np.ndarray, most: int | None = None
-) -> tuple[np.ndarray, list[np.ndarray]] | None:
-    """The gradient of an energy, and products of H for each parameter, by adjoints; None: no adjoint.
+) -> tuple[object, np.ndarray, list[np.ndarray]] | None:
+    """The energy, its gradient, and products of H for each parameter, forward over reverse; None: no adjoint.
 
-    Up to ``most`` directions, at most ``MOST_DIRECTIONS``, are in each run.
+    Up to ``most`` directions, at most ``MOST_DIRECTIONS``, are in each run. If the evaluation has a state, everything
+    is put back as it was; without an adjoint, too.
     """
-    total, gradient, parts = directions.shape[1], np.zeros(0), list[list[np.ndarray]]()
+    subject, layout, total = evaluation.subject, evaluation.layout, directions.shape[1]
+    assert isinstance(subject, EnergyGradient)
+    value, gradient, parts = None, np.zeros(0), list[list[np.ndarray]]()
     width = equal_parts(total, min(most or MOST_DIRECTIONS, MOST_DIRECTIONS))
+    plain = replace(evaluation, subject=RowSpace(warns_of_zeros=False), state=evaluation.given_state)
     for first in range(0, total, width):
         block = directions[:, first : first + width]
         padded = np.pad(block, ((0, 0), (0, width - block.shape[1])))
-        found = energy_products(evaluation, padded, restores=first + width < total)
-        if found is None:
+        with plain.whole():
+            both = _value_and_products(plain, subject.moved(padded), restores=first + width < total)
+        evaluation.returned = plain.returned
+        if both is None:
             return None
-        _, gradient, products = found
-        parts.append([part[:, : block.shape[1]] for part in products])
-    return gradient, [np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)]
-
-
-def energy_products(
-    evaluation: Evaluation, directions: np.ndarray, *, restores: bool = False
-) -> tuple[object, np.ndarray, list[np.ndarray]] | None:
-    """The energy, its gradient, and products with H for each parameter, forward over reverse; None: no adjoint.
-
-    If the evaluation has a state, or by ``restores``, everything is put back as it was; without an adjoint, too.
-    """
-    subject, layout = evaluation.subject, evaluation.layout
-    assert isinstance(subject, EnergyGradient)
-    plain = replace(evaluation, subject=RowSpace(warns_of_zeros=False), state=evaluation.given_state)
-    with plain.whole():
-        parts = _value_and_products(plain, subject.moved(directions), restores=restores)
-    evaluation.returned = plain.returned
-    if parts is None:
-        return None
-    value, products = parts
-    assert products.moved is not None
-    return value, products.rows[:, 0], subject.free_products(products.moved, directions, layout)
+        value, products = both
+        assert products.moved is not None
+        gradient = products.rows[:, 0]
+        parts.append([p[:, : block.shape[1]] for p in subject.free_products(products.moved, padded, layout)])
+    return value, gradient, [np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)]
 
 
 def value_and_row(evaluation: Evaluation) -> tuple[Any, np.ndarray]:
@@ -298,7 +297,7 @@ def _products(
 ) -> CotangentProducts | None:
     """See ``rows_by_adjoint``."""
     prepared, layout = evaluation.prepared, evaluation.layout
-    if prepared.stores and not prepared.has_no_adjoint:
+    if prepared.stores_to_arrays and not prepared.has_no_adjoint:
         prepared.has_no_adjoint = (
             "Python stores to arrays: a number that is there already is seen by forward mode alone."
         )
@@ -344,12 +343,12 @@ def _products(
         if _is_moved(evaluation, unjudged.passed, lambda: product(_stop)):
             evaluation.judge_along()
         set_generators(generators)
-        prepared.judged.add(evaluation.path)
+        evaluation.note_judged()
         return _products(evaluation, cotangents, restores=restores, after=after, directions=directions)
     except UnsupportedError as error:
         prepared.has_no_adjoint = str(error)
         return None
-    prepared.judged.add(evaluation.path)
+    evaluation.note_judged()
     if result.alerts:
         _take_alerts(evaluation, result, reverse)
     elif np.isnan(result.rows).any():

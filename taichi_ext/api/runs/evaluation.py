@@ -13,7 +13,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall
-from taichi_ext.api.inputs.progress import progress_bar, stage_line
+from taichi_ext.api.inputs.progress import Progress, progress_bar, stage_line
 from taichi_ext.api.inputs.results import (
     Layout,
     as_torch,
@@ -71,13 +71,11 @@ class Evaluation:
     out: object = None  # arrays for the result
     state: State | None = None  # saves the containers that the call changes
     watch: object = None  # observer of the values that kernels compute
-    progress: bool | None = False  # see ``jacobian``
-    shows_stages: bool = True  # whether a line says what a long first call does, on a terminal and in a notebook
+    progress: Progress = "stages"  # whether a bar is drawn, and a line says what a long first call does
     directions: np.ndarray | None = None  # for products with J, the tangents of the parameters, a row for each entry
     is_any: bool = False  # whether no tangent vanishes in all of them but by chance
     said: set[object] = field(default_factory=set[object])  # the warnings of the call so far
     returned: Any = field(default=None, init=False)  # the return value of the kernel or function in the last run
-    before_launch: Callable[[JacobianKernel], None] | None = field(default=None, init=False)  # for one new kernel
     _arbiter: Arbiter | None = field(default=None, init=False)
     _stores: dict[int, np.ndarray] | None = field(default=None, init=False)  # of numbers that were there already
 
@@ -108,8 +106,8 @@ class Evaluation:
             self._warn_of_alerts()
             return repeated
         # a thread that a pipeline has started may compute a Jacobian of its own
-        with backend.suspend_following(), self._checked_runs():
-            blocks = self.form.blocks(self)
+        with backend.suspend_following():
+            blocks = self.blocks()
         return self.form.result(self, blocks)
 
     def value_and_jacobian(self) -> tuple[Any, Any]:
@@ -131,8 +129,8 @@ class Evaluation:
             others = [*(target.field for target in targets if target.field is not None), *self.call.args]
             check_out_is_separate(self.form.check_out(self), others)
         is_pipeline = self.call.kernel is None
-        may_begin_again = self.form.may_begin_again or self.prepared.stores or not self.is_judged
-        return self.undone_on_error(needs_state=self.least_runs > 1 or (is_pipeline and bool(may_begin_again)))
+        may_begin_again = self.form.may_begin_again or self.prepared.stores_to_arrays or not self.is_judged
+        return self.undone_on_error(needs_state=self.least_runs > 1 or (is_pipeline and may_begin_again))
 
     def columns(self, first: int, count: int) -> list[np.ndarray]:
         """Some columns of each output, a row for each entry, from a separate run.
@@ -205,7 +203,7 @@ class Evaluation:
     @contextlib.contextmanager
     def undone_on_error(self, *, needs_state: bool) -> Generator[None, None, None]:
         """Within the context, a run that fails leaves everything as it was."""
-        with self.whole(), Stages(f"Jacobian of {self.call.name}", stage_line() if self.shows_stages else None):
+        with self.whole(), Stages(f"Jacobian of {self.call.name}", None if self.progress is False else stage_line()):
             may_go_over = self.call.kernel is None and self._max_memory() < math.inf
             if self.state is None and (needs_state or may_go_over):
                 self.state = State()
@@ -226,7 +224,6 @@ class Evaluation:
         target: DenseRows,
         first: int,
         count: int,
-        places: list[object] | None = None,
         *,
         is_repeated: bool = False,
         is_again: bool = False,
@@ -244,11 +241,11 @@ class Evaluation:
         restart = Restart(
             self.state, self._log.record(is_part=is_pipeline and is_part), is_repeated, self._trace(first, count)
         )
-        session = self.session(target, first, count, places, restart)
+        session = self.session(target, first, count, restart)
         given = session.request.directions
         with saying_once(self.said):
             if self.call.kernel is not None:
-                launched = session.launch(self.call.kernel, self.call.full_args, check=self._checked(session))
+                launched = session.launch(self.call.kernel, self.call.full_args, check=self.checked(session))
                 self.returned = launched.result
             else:
                 pipeline = Pipeline(session)
@@ -271,14 +268,7 @@ class Evaluation:
             self.subject.note_run(session, self.layout)
         return session, rows
 
-    def session(
-        self,
-        target: DenseRows,
-        first: int,
-        count: int,
-        places: list[object] | None = None,
-        restart: Restart | None = None,
-    ) -> Session:
+    def session(self, target: DenseRows, first: int, count: int, restart: Restart | None = None) -> Session:
         """A run for some columns that has not begun, see ``run``."""
         total, is_direct = self.column_count(), self.call.kernel is not None
         given = None if self.directions is None else self.directions[:, first : first + count]
@@ -287,7 +277,6 @@ class Evaluation:
         blocks, intermediates = max(1, -(-total // count)), self.prepared.energy_intermediates
         request = self.request(
             ColumnBlock(count, first if given is None else 0, blocks > 1 and given is None),
-            places,
             directions=given,
             numbers=self.layout.numbers(given),
             max_memory=self._max_memory(),
@@ -301,14 +290,14 @@ class Evaluation:
         kernels = KernelTable(self.prepared.fused, blocks)
         return Session(request, self.prepared.fields, kernels, target, is_direct=is_direct)
 
-    def request(self, block: ColumnBlock, places: list[object] | None = None, **options: Any) -> Request:
+    def request(self, block: ColumnBlock, **options: Any) -> Request:
         """What one run computes; ``options`` are other attributes of the request."""
         layout = self.layout
         return Request(
             block=block,
             seeds=layout.seeds,
             arrays=layout.arrays,
-            outputs=self.subject.outputs(layout, places),
+            outputs=self.subject.outputs(layout),
             wants_return=any(o.target.kind == "return" for o in layout.outputs),
             **options,
         )
@@ -318,7 +307,7 @@ class Evaluation:
         trace = None
         if self._stores is not None:
             trace = Trace(stores=self._stores)
-        elif not self.is_judged or self.prepared.stores:
+        elif not self.is_judged or self.prepared.stores_to_arrays:
             if self._arbiter is None or not first:
                 self._arbiter = Arbiter(self.call, self.layout, self.directions)
             trace = self._arbiter.trace
@@ -334,8 +323,8 @@ class Evaluation:
         prepared, arbiter, self._arbiter = self.prepared, self._arbiter, None
         if arbiter is None or self.state is None:
             return
-        known = prepared.stores.get(self.path)
-        if self.is_judged and (known is None or not arbiter.is_doubtful(known)):
+        known = prepared.judged.get(self.path)
+        if known is not None and not (known.seen and arbiter.is_doubtful(known)):
             return
         run = arbiter.trace.found
         if is_dense:
@@ -345,9 +334,8 @@ class Evaluation:
         along = None if is_enough else self.judge_along
         findings = arbiter.judge(self.state, list(prepared.fused.items()), prepared.fields, along)
         prepared.has_host_arrays |= any(event.is_array for event in arbiter.trace.found.events)
-        prepared.judged.add(self.path)
-        if findings.seen:
-            prepared.stores[self.path] = findings if known is None else known.plus(findings)
+        if findings.seen or self.path not in prepared.judged:
+            prepared.judged[self.path] = findings if known is None else known.plus(findings)
         if findings.equal:
             self._stores = findings.equal
             raise StoresFoundError
@@ -369,7 +357,7 @@ class Evaluation:
         finally:
             state.undo()
         self._log.note_python_cuts_along(along._log, directions)
-        return self.prepared.stores.get(self.path, ArrayStores())
+        return self.prepared.judged.get(self.path, ArrayStores())
 
     @property
     def is_repeatable(self) -> bool:
@@ -398,6 +386,11 @@ class Evaluation:
         """Whether this is a single kernel, or an ``Arbiter`` has seen such a call."""
         return self.call.kernel is not None or self.path in self.prepared.judged
 
+    def note_judged(self) -> None:
+        """Note that Python loses no derivative in such calls."""
+        if not self.is_judged:
+            self.prepared.judged[self.path] = ArrayStores()
+
     def _max_memory(self) -> float:
         """Bytes available for tangents other than J."""
         limit = self.prepared.question.options.max_memory
@@ -414,15 +407,13 @@ class Evaluation:
             return None
         return [in_place(target, list(self.call.args)) for _, target in self.form.leaves(self)]
 
-    def _checked(self, session: Session) -> Callable[[JacobianKernel, Mapping[Key, Key]], None]:
+    def checked(self, session: Session) -> Callable[[JacobianKernel, Mapping[Key, Key]], None]:
         """A check that the kernel reads every parameter and writes every output."""
         shared = session.tangents.arrays.shared
 
         def check(fused: JacobianKernel, outer: Mapping[Key, Key]) -> None:
             read, written = (shared(outer.get(k, k) for k in keys) for keys in (fused.facts.read, fused.facts.written))
             check_accesses(self.call, self.layout, read, written)
-            if self.before_launch is not None:
-                self.before_launch(fused)
 
         return check
 
@@ -474,6 +465,9 @@ class DenseForm:
 
     def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
         """The blocks of J: all columns, in as few runs as memory allows."""
+        rows = self.rows(evaluation)
+        if rows is not None:
+            return rows
         prepared, total = evaluation.prepared, evaluation.column_count()
         while True:
             parts: list[list[np.ndarray]] = []
@@ -486,7 +480,7 @@ class DenseForm:
                         if first:
                             evaluation.restore()
                         is_repeated = first + count < total
-                        parts.append(evaluation.run(DenseRows(), first, count, places, is_repeated=is_repeated)[1])
+                        parts.append(evaluation.run(DenseRows(places), first, count, is_repeated=is_repeated)[1])
                         advance(count)
             except StoresFoundError:
                 evaluation.restore()
@@ -496,7 +490,7 @@ class DenseForm:
                 evaluation.restore()
                 prepared.blocks = max(prepared.blocks, evaluation.least_runs)
                 continue
-            prepared.sizes_that_fit.add(evaluation.sizes)
+            prepared.sizes_that_fit[evaluation.sizes] = True
             if is_whole and evaluation.form.keeps_launch:
                 kernels = list(prepared.fused.values()) if evaluation.is_repeatable else []
                 prepared.replay = Replay.of_field(kernels, evaluation.layout)
@@ -505,6 +499,10 @@ class DenseForm:
                 if any(np.may_share_memory(values, other) for other in dense[:n]):
                     dense[n] = values.copy()
             return evaluation.subject.of_dense(dense, evaluation.layout)
+
+    def rows(self, evaluation: Evaluation) -> list[list[np.ndarray]] | None:
+        """The blocks of J by its rows, where these are computed; None otherwise."""
+        return None
 
     def repeated(self, evaluation: Evaluation) -> Any:
         """J by a launch like that of the call before; None if there is no such launch."""

@@ -139,7 +139,7 @@ class RunLog:
         paths = [] if all(map(np.all, self._nonzero)) else [report.paths() for report in self._reports]
         for output, nonzero in zip(self._layout.outputs, self._nonzero, strict=True):
             for param in (p for p in self._layout.params if p.container not in self._overwritten):
-                zeros = np.flatnonzero(~nonzero[param.first :][: param.size].reshape(-1, param.element).any(0))
+                zeros = np.flatnonzero(~nonzero[param.columns].reshape(-1, param.element).any(0))
                 by_param: dict[int, list[Cut | str]] = {
                     int(k): [
                         *cuts_between(paths, param.container, int(k), output.container),
@@ -177,7 +177,7 @@ class RunLog:
                     continue
                 for param in self._layout.params:  # a component is a part of the columns of its field
                     known = output.columns(param.container, param.size) if param.key == param.container else True
-                    nonzero[param.first :][: param.size] |= known
+                    nonzero[param.columns] |= known
             if is_last:
                 self._warn_of_cuts()
                 self._layout = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from taichi_ext.api.inputs.arguments import KernelCall, Target, check_not_ended
 from taichi_ext.api.inputs.options import Options
 from taichi_ext.api.inputs.results import Layout
 from taichi_ext.api.runs.arbiter import ArrayStores
+from taichi_ext.cached import Bounded
 from taichi_ext.launches import GRADIENT, FirstOrderArray, JacobianKernel
 from taichi_ext.program.keys import Key, SiteArray
 from taichi_ext.runtime.launching.session import is_repeatable
@@ -22,8 +24,6 @@ from taichi_ext.runtime.reverse.reverse import Reverse
 from taichi_ext.runtime.sparse.matrices import Arithmetic
 from taichi_ext.runtime.sparse.rows import SparseRows
 from taichi_ext.runtime.sparse.streams import Streams
-
-MOST_KEPT = 2**24  # bytes of tangents that are kept from call to call
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,6 @@ class _Tangents:
     def new(self) -> np.ndarray:
         return (np.empty if self.is_covered else np.zeros)(self.shape, self.dtype)
 
-    def clear(self, array: np.ndarray) -> None:
-        if not self.is_covered:
-            array.fill(0)
-
     def fits(self, array: Any) -> bool:
         is_array = type(array) is np.ndarray and array.shape == self.shape and array.dtype == self.dtype
         return is_array and array.flags.c_contiguous and array.flags.writeable
@@ -53,7 +49,7 @@ class Replay:
     layout: Layout
     fused: JacobianKernel  # the kernel
     tangents: dict[Key, _Tangents]  # the tangents that it takes; for a dense J, J alone
-    kept: dict[Key, Any]  # the arrays that are the same in each launch, by key
+    kept: dict[Key, Any]  # memory of the kernel itself, by key
     gradient: _Tangents | None = None  # of an energy, which the launch adds up beside H
     _repeated: backend.RepeatedLaunch | None = None
     _changing: list[tuple[int, Key]] = field(default_factory=list)  # positions and keys of the arrays that are not kept
@@ -113,8 +109,8 @@ class Replay:
             out = given.new()
         elif not given.fits(out):
             return None
-        else:
-            given.clear(out)
+        elif not given.is_covered:
+            out.fill(0)
         with backend.exclusive:  # scratch memory is shared
             if backend.is_moved_elsewhere():
                 return None
@@ -130,30 +126,22 @@ class Replay:
         """Compose the rows of a launch that is current, see ``dense``; with the gradient of an energy."""
         streams = Streams.of(self.fused)
         streams.begin()
-        for key in self.tangents.keys() & self.kept:
-            self.tangents[key].clear(self.kept[key])
         gradient = None if self.gradient is None else self.gradient.new()
 
         def array(key: Key) -> object:
             if isinstance(key, SiteArray):
                 return streams.array(key)
-            return gradient if isinstance(key, FirstOrderArray) else self._new(key)
+            return gradient if isinstance(key, FirstOrderArray) else self.tangents[key].new()
 
         self._launch(args, array)
         rows.compose(streams.end(), lambda key: key)
         return rows, gradient
 
-    def _new(self, key: Key) -> np.ndarray:
-        """An array of tangents, which is kept if there is room."""
-        array, kept = self.tangents[key].new(), self.kept
-        if array.nbytes + sum(kept[other].nbytes for other in self.tangents if other in kept) <= MOST_KEPT:
-            kept[key] = array
-        return array
-
 
 # The state shared by the calls of one Jacobian.
 
 _MOST_KNOWN = 256  # calls of one kind that are remembered
+_KNOWN = partial(Bounded[Hashable, Any], _MOST_KNOWN)
 _PAIRS = ("hessian", "projected")  # uses with a block for each pair of parameters
 
 
@@ -178,15 +166,6 @@ class JacobianProblem:
         return self.result([[0] * len(self.params) for _ in rows])
 
 
-class KnownCalls(set[Hashable]):
-    """What is known to hold for calls of these kinds; forgotten where there are too many."""
-
-    def add(self, element: Hashable) -> None:
-        if len(self) >= _MOST_KNOWN:
-            self.clear()
-        super().add(element)
-
-
 @dataclass(kw_only=True)
 class Prepared:
     """The state shared by all calls of one Jacobian, from all threads; it holds nothing of a single call."""
@@ -196,16 +175,14 @@ class Prepared:
     fused: dict[Any, JacobianKernel] = field(default_factory=dict)  # the kernels with tangents
     layout: int = 0  # the version of the layout of all fields that the kernels were built for
     blocks: int = 1  # the least number of runs for all columns
-    sizes_that_fit: KnownCalls = field(default_factory=KnownCalls)  # shapes of arguments that fitted into free memory
-    judged: KnownCalls = field(default_factory=KnownCalls)  # in which an ``Arbiter`` has looked, see ``path``
+    sizes_that_fit: dict[Hashable, bool] = field(default_factory=_KNOWN)  # shapes of arguments, in free memory
+    judged: dict[Hashable, ArrayStores] = field(default_factory=_KNOWN)  # what an ``Arbiter`` has seen, by ``path``
     has_host_arrays: bool = False  # whether kernels of a pipeline read arrays that Python may have stored to
-    stores: dict[Hashable, ArrayStores] = field(default_factory=dict)  # of Python, see ``Arbiter``, by call
     is_checked: bool = False  # whether a run has shown that every parameter is read and every output written
     rules_seen: Hashable = None  # the version of the registry at the last check of its marks
     replay: Replay | None = None  # the fast path for a repeated launch, where there is one
     dense_reason: str = ""  # why rows of all columns are computed although the result is sparse; empty if they are not
     in_rows: set[int] = field(default_factory=set)  # parameters whose columns are held by rows, for sparse rows
-    is_in_rows: bool = False  # whether the columns of small parameters have been moved there
     intermediates: dict[object, int] = field(default_factory=dict)  # sizes of fields whose entries are columns
     energy_intermediates: dict[object, int] = field(default_factory=dict)  # those that an energy is computed from
     arithmetic: Arithmetic = field(default_factory=Arithmetic)  # the patterns of products and sums of sparse matrices
@@ -214,6 +191,11 @@ class Prepared:
     rules_version: Hashable = None  # of the registry, with which that is known
     is_reverse: bool | None = None  # whether rows of J are computed, where that has been chosen by estimate
     mode: str = ""  # which mode was chosen, and why
+
+    @property
+    def stores_to_arrays(self) -> bool:
+        """Whether Python was seen to store to arrays with tangents, in some call."""
+        return any(stores.seen for stores in list(self.judged.values()))
 
     @property
     def params(self) -> list[Target]:

@@ -11,7 +11,7 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target
 from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.results import as_torch
-from taichi_ext.api.runs.by_adjoint import energy_products, no_adjoint, products_in_blocks
+from taichi_ext.api.runs.by_adjoint import energy_products, no_adjoint
 from taichi_ext.api.runs.evaluation import Evaluation, equal_parts
 from taichi_ext.api.runs.replay import values_of
 from taichi_ext.api.runs.sparse_form import SparseForm
@@ -109,9 +109,9 @@ def _number(value: object) -> float:
 def hessian_times(evaluation: Evaluation, directions: np.ndarray) -> list[np.ndarray]:
     """H times the columns of ``directions``: a matrix for each parameter."""
     if not _prefers_forward(evaluation):
-        products = products_in_blocks(evaluation, directions)
+        products = energy_products(evaluation, directions)
         if products is not None:
-            return products[1]
+            return products[2]
     forward = _forward_products(evaluation, directions)
     return hessian_times(evaluation, directions) if forward is None else forward[1]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import TERMS_GRADIENT, FieldKey, container_key
 from taichi_ext.program.keys import Key
 from taichi_ext.runtime.launching.sparse_target import EnergyAdjoints, SparseEntries
-from taichi_ext.runtime.launching.tangents import Output
 from taichi_ext.runtime.memory.shadows import OverBudgetError, Shadow, available_memory, numpy_dtype
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.sparse.matrices import positive_factors, scipy_sparse
@@ -32,7 +31,6 @@ from taichi_ext.runtime.sparse.streams import Streams
 
 FEW_COLUMNS = 64  # of one parameter, held in rows of tangents if rows cannot be sparse otherwise
 MOST_COLUMNS = 512  # of all such parameters
-Result = TypeVar("Result")
 
 
 class SparseForm(DenseForm):
@@ -76,9 +74,38 @@ class SparseForm(DenseForm):
 
     def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
         _device(evaluation)
-        is_plain = self._projection is None  # blocks of elements are those of intermediates, too
-        rows = _while_sparse(evaluation, lambda: self._sparse_blocks(evaluation), may_compose=is_plain)
-        return self._dense_blocks(evaluation) if rows is None else rows
+        prepared = evaluation.prepared
+        if evaluation.layout.passed:
+            prepared.dense_reason = "a number that the pipeline takes is a parameter"
+        while not prepared.dense_reason:
+            try:
+                return self._sparse_blocks(evaluation)
+            except DenseRowsError as error:
+                reason = str(error)
+                intermediates = self._composed(evaluation, error)
+                prepared.energy_intermediates.update(intermediates)
+                if not intermediates and not _put_in_rows(evaluation):
+                    prepared.dense_reason = reason
+            except StoresFoundError:
+                evaluation.restore()
+                continue
+            except OverBudgetError:
+                reason = prepared.dense_reason = (
+                    "tangents of fields between params and outputs do not fit into max_memory"
+                )
+            if evaluation.state is not None:
+                evaluation.state.reason = f"The run has to begin again with dense tangents, because {reason}"
+                evaluation.state.advice = f"Leave out format={evaluation.prepared.format!r}."
+                evaluation.restore()
+        return self._dense_blocks(evaluation)
+
+    def _composed(self, evaluation: Evaluation, error: DenseRowsError) -> Mapping[Any, int]:
+        """The fields that an energy is computed from, if that can be composed with what they are computed from."""
+        if self._projection is not None or not isinstance(error, IntermediatesError):
+            return {}  # blocks of elements are those of intermediates, too
+        params = {p.container for p in evaluation.layout.params}
+        is_known = error.sizes.keys() <= evaluation.prepared.energy_intermediates.keys()
+        return {} if is_known or error.sizes.keys() & params else error.sizes
 
     def _sparse_blocks(self, evaluation: Evaluation) -> list[list[object]]:
         subject, layout, arithmetic = evaluation.subject, evaluation.layout, evaluation.prepared.arithmetic
@@ -87,7 +114,7 @@ class SparseForm(DenseForm):
         rows, target = _run(evaluation, self._projection, adjoints, is_again=adjoints is not None)
         is_symmetric = target.is_symmetric and not intermediates
 
-        def block(output: Output | Placed, param: Placed) -> Any:
+        def block(output: Placed, param: Placed) -> Any:
             if not intermediates:
                 return _block(rows, output, param)
             both = (replace(output, key=key) for key in (output.key, TERMS_GRADIENT))
@@ -119,7 +146,7 @@ class SparseForm(DenseForm):
         ]
 
 
-def _block(rows: SparseRows, output: Output | Placed, param: Placed, more: int = 0) -> Any:
+def _block(rows: SparseRows, output: Placed, param: Placed, more: int = 0) -> Any:
     """The block of an output and a parameter; ``more`` is how many rows follow those of the output."""
     dtype = sparse_dtype(numpy_dtype(output.dtype))
     block = rows.block(container_key(output.key), param.container, output.rows + more, dtype)
@@ -131,7 +158,7 @@ def _adjoints(evaluation: Evaluation, intermediates: Mapping[object, int]) -> En
     subject, (energy,) = evaluation.subject, evaluation.layout.outputs
     assert isinstance(subject, EnergyGradient)
     evaluation.state = evaluation.state or State()
-    first = sum(p.rows for p in {p.container: p for p in evaluation.layout.params}.values())
+    first = sum(evaluation.layout.sizes.values())
     shadow = Shadow("adjoints", 1, first + sum(intermediates.values()), energy.dtype)
     adjoints = EnergyAdjoints(frozenset(intermediates), shadow)
     rows, _ = _run(evaluation, None, adjoints)
@@ -147,7 +174,7 @@ def _adjoints(evaluation: Evaluation, intermediates: Mapping[object, int]) -> En
 
 def _of_params(found: Any, rows: SparseRows, layout: Layout, intermediates: Mapping[object, int]) -> object:
     """The rows of the parameters, from the rows of the parameters and of the intermediate fields."""
-    sizes = {p.container: p.rows for p in layout.params}
+    sizes = layout.sizes
     first = sum(sizes.values())
     along = [
         [rows.block(key, container, size, found.dtype) for container in sizes] for key, size in intermediates.items()
@@ -157,46 +184,11 @@ def _of_params(found: Any, rows: SparseRows, layout: Layout, intermediates: Mapp
     return total
 
 
-def _while_sparse(evaluation: Evaluation, run: Callable[[], Result], *, may_compose: bool = False) -> Result | None:
-    """The result of a run; None, with the state before it restored, if rows cannot be sparse."""
-    prepared = evaluation.prepared
-    if evaluation.layout.passed:
-        prepared.dense_reason = "a number that the pipeline takes is a parameter"
-    while not prepared.dense_reason:
-        try:
-            return run()
-        except DenseRowsError as error:
-            reason = str(error)
-            if (
-                may_compose
-                and isinstance(error, IntermediatesError)
-                and not error.sizes.keys() <= prepared.energy_intermediates.keys()
-                and not error.sizes.keys() & {p.container for p in evaluation.layout.params}
-            ):
-                prepared.energy_intermediates.update(error.sizes)
-            elif not _put_in_rows(evaluation):
-                prepared.dense_reason = reason
-        except StoresFoundError:
-            evaluation.restore()
-            continue
-        except OverBudgetError:
-            reason = prepared.dense_reason = "tangents of fields between params and outputs do not fit into max_memory"
-        if evaluation.state is not None:
-            evaluation.state.reason = f"The run has to begin again with dense tangents, because {reason}"
-            evaluation.state.advice = f"Leave out format={evaluation.prepared.format!r}."
-            evaluation.restore()
-    return None
-
-
 def _put_in_rows(evaluation: Evaluation) -> bool:
-    """Put the columns of small parameters into rows of tangents; False if that has been tried before."""
-    prepared = evaluation.prepared
-    if prepared.is_in_rows:
-        return False
-    prepared.is_in_rows = True
-    sizes = [p.size for p in evaluation.layout.params]
+    """Put the columns of small parameters into rows of tangents; False if they are too many, or are there already."""
+    prepared, sizes = evaluation.prepared, [p.size for p in evaluation.layout.params]
     small = {n for n, size in enumerate(sizes) if size <= FEW_COLUMNS}
-    if not small or sum(sizes[n] for n in small) > MOST_COLUMNS:
+    if small <= prepared.in_rows or sum(sizes[n] for n in small) > MOST_COLUMNS:
         return False
     prepared.in_rows |= small
     prepared.intermediates.clear()
@@ -216,7 +208,7 @@ def _run(
     prepared, layout = evaluation.prepared, evaluation.layout
     prepared.arithmetic.begin()
     keys = [p.container for p in layout.params]
-    sizes = {p.container: p.rows for p in layout.params}
+    sizes = layout.sizes
     numbering = SparseColumns(
         sizes, {keys[n] for n in prepared.in_rows}, {**prepared.intermediates, **prepared.energy_intermediates}
     )
@@ -231,7 +223,7 @@ def _run(
         prepared.in_rows |= {n for n, key in enumerate(keys) if key in target.numbering.in_rows}
         prepared.intermediates.update(target.numbering.intermediates)
     if _is_simple(evaluation) and all(o.target.kind == "field" for o in layout.outputs):
-        prepared.replay = _replay(layout, target, session.tangents.fields.shadows)
+        prepared.replay = _replay(layout, target, session.tangents.shadows)
     return rows, target
 
 
@@ -251,8 +243,7 @@ def _repeated(evaluation: Evaluation, projection: str | None) -> tuple[SparseRow
     if not replay.is_current:
         return None
     prepared.arithmetic.begin()
-    sizes = {p.container: p.rows for p in replay.layout.params}
-    rows, gradient = replay.sparse(evaluation.call.full_args, SparseRows(sizes, prepared.arithmetic))
+    rows, gradient = replay.sparse(evaluation.call.full_args, SparseRows(replay.layout.sizes, prepared.arithmetic))
     if gradient is not None:
         assert isinstance(subject, EnergyGradient)
         subject.gradient = gradient

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from taichi_ext.api.inputs.arguments import Target
 from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.results import Layout, Placed, by_parameter
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import GRADIENT, EnergyTarget
 from taichi_ext.runtime.launching.session import Session
-from taichi_ext.runtime.launching.tangents import Output
 from taichi_ext.runtime.memory.shadows import numpy_dtype
 from taichi_ext.runtime.python.dual_numbers import warn_at_user
 from taichi_ext.runtime.sparse.matrices import Arithmetic, Matrix
 from taichi_ext.runtime.sparse.pattern import sparse_dtype
 
 Shapes = list[tuple[tuple[int, ...], np.dtype]]
-BlockOf = Callable[[Output | Placed, Placed], Any]  # the sparse block of a container and a parameter
+BlockOf = Callable[[Placed, Placed], Any]  # the sparse block of a container and a parameter
 
 
 @dataclass(eq=False, kw_only=True)
@@ -31,14 +31,9 @@ class RowSpace:
     warns_of_zeros: bool = True
     has_gradient = False  # beside J
 
-    def outputs(self, layout: Layout, places: list[Any] | None = None) -> tuple[Output, ...]:
-        """The containers that have rows; ``places`` is memory for their rows."""
-        owners = []
-        for placed, place in zip(layout.outputs, places or [None] * len(layout.outputs), strict=True):
-            size = placed.rows * layout.count
-            is_fit = place is not None and place.size == size and place.dtype == placed.result_dtype
-            owners.append(Output(placed.key, placed.target.name, placed.rows, placed.dtype, place if is_fit else None))
-        return tuple(owners)
+    def outputs(self, layout: Layout) -> tuple[Placed, ...]:
+        """The containers that have rows."""
+        return layout.outputs
 
     def rows(self, layout: Layout) -> tuple[Placed, ...]:
         """The containers whose entries the rows of the blocks are."""
@@ -80,10 +75,10 @@ class EnergyGradient(RowSpace):
     is_sum: bool = False  # whether its terms must depend on few params alone: a ``DenseRowsError`` refuses others
     gradient: np.ndarray = field(default_factory=lambda: np.zeros(0), init=False)  # that of the last run
 
-    def outputs(self, layout: Layout, places: Sequence[object] | None = None) -> tuple[Output, ...]:
-        (energy,) = layout.outputs
-        name = f"the gradient of {energy.target.name}"
-        return (Output(GRADIENT, name, sum(_sizes(layout).values()), energy.dtype),)
+    def outputs(self, layout: Layout) -> tuple[Placed, ...]:
+        (energy,), rows = layout.outputs, sum(layout.sizes.values())
+        gradient = Target("gradient", f"the gradient of {energy.target.name}")
+        return (Placed(gradient, GRADIENT, (rows,), energy.dtype, rows),)
 
     def rows(self, layout: Layout) -> tuple[Placed, ...]:
         return layout.params
@@ -93,7 +88,7 @@ class EnergyGradient(RowSpace):
         return [((*p.shape, *q.shape), energy.result_dtype) for p in layout.params for q in layout.params]
 
     def energy(self, layout: Layout, *, is_product: bool, intermediates: Mapping[object, int] | None) -> EnergyTarget:
-        (energy,), sizes = layout.outputs, {**_sizes(layout), **(intermediates or {})}
+        (energy,), sizes = layout.outputs, {**layout.sizes, **(intermediates or {})}
         if not layout.count:
             raise InvalidArgumentError(f"params have no entries, so {energy.target.name} has no second derivatives.")
         return EnergyTarget(
@@ -105,7 +100,7 @@ class EnergyGradient(RowSpace):
             adds_terms=intermediates is not None or is_product,  # also of energies with few parameters
             has_whole_blocks=self.is_projected,
             intermediates=frozenset(intermediates or ()),
-            is_mirrored=not is_product and all(_rows(p, layout) == _columns(p) for p in layout.params),
+            is_mirrored=not is_product and all(_rows(p, layout) == p.columns for p in layout.params),
             has_gradient=self.has_gradient,
             is_sum=self.is_sum,
         )
@@ -114,13 +109,13 @@ class EnergyGradient(RowSpace):
         (energy,) = layout.outputs
         gradient = session.tangents.first_order.gradient()
         if gradient is None:
-            gradient = np.zeros(sum(_sizes(layout).values()), numpy_dtype(energy.dtype))
+            gradient = np.zeros(sum(layout.sizes.values()), numpy_dtype(energy.dtype))
             warn_at_user(f"{energy.target.name} does not depend on any of the params: its Hessian is zero.")
         self.gradient = gradient
 
     def note_parts(self, gradient: np.ndarray, layout: Layout) -> None:
         """Note the gradient, from its entries for the params."""
-        self.gradient = np.zeros(sum(_sizes(layout).values()), gradient.dtype)
+        self.gradient = np.zeros(sum(layout.sizes.values()), gradient.dtype)
         for p, part in zip(layout.params, by_param(gradient, layout), strict=True):
             self.gradient[_rows(p, layout)][p.inner] = part
 
@@ -160,7 +155,7 @@ class EnergyGradient(RowSpace):
     def of_matrix(self, matrix: np.ndarray, layout: Layout) -> list[list[np.ndarray]]:
         """The blocks, from H, of which only the triangle below the diagonal is read."""
         matrix = np.where(np.tri(len(matrix), dtype=bool), matrix, matrix.T)
-        ranges = [(_columns(p), p.shape) for p in layout.params]
+        ranges = [(p.columns, p.shape) for p in layout.params]
         return [[np.ascontiguousarray(matrix[r, c]).reshape((*s, *t)) for c, t in ranges] for r, s in ranges]
 
     def of_sparse(self, block: BlockOf, layout: Layout, *, is_symmetric: bool) -> list[list[object]]:
@@ -171,11 +166,7 @@ class EnergyGradient(RowSpace):
         return self.fixed.mask_blocks(blocks) if self.fixed else blocks
 
 
-def _sizes(layout: Layout) -> dict[object, int]:
-    return {p.container: p.rows for p in layout.params}
-
-
-def _starts(sizes: Mapping[object, int]) -> dict[Any, int]:
+def _starts(sizes: Mapping[Any, int]) -> dict[Any, int]:
     return dict(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
 
 
@@ -186,12 +177,8 @@ def by_param(values: np.ndarray, layout: Layout) -> list[np.ndarray]:
 
 def _rows(param: Placed, layout: Layout) -> slice:
     """The entries of the gradient that belong to the container of a parameter."""
-    first = _starts(_sizes(layout))[param.container]
+    first = _starts(layout.sizes)[param.container]
     return slice(first, first + param.rows)
-
-
-def _columns(param: Placed) -> slice:
-    return slice(param.first, param.first + param.size)
 
 
 def _cut(block: Any, rows: slice) -> object:

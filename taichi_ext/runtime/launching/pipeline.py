@@ -17,7 +17,7 @@ from taichi_ext.labels import Label
 from taichi_ext.launches import JacobianKernel, PipelineArgument, container_key
 from taichi_ext.program.keys import Key
 from taichi_ext.record import record
-from taichi_ext.runtime.launching.session import Session, is_among, is_repeatable, warn_of_changes
+from taichi_ext.runtime.launching.session import LaunchRecord, Session, is_among, is_repeatable, warn_of_changes
 from taichi_ext.runtime.launching.tangents import save_stored
 from taichi_ext.runtime.launching.trace import is_host_array
 from taichi_ext.runtime.memory.shadows import FieldTable, row_of_entry, rows_under, view_of
@@ -235,9 +235,8 @@ class Pipeline(DualFollower):
         self._state, self._record, self._trace = restart.state, restart.record, restart.trace
         if self._trace is not None and self._trace.direction is not None:
             self._numbers.cuts = {}
-        self._repeated: dict[
-            object, tuple[int, JacobianKernel, backend.RepeatedLaunch, object]
-        ] = {}  # by kernel and arguments
+        # by kernel and arguments, which the record keeps alive: the name contains their identities
+        self._repeated: dict[object, tuple[LaunchRecord, backend.RepeatedLaunch]] = {}
 
     @property
     def cuts(self) -> Mapping[tuple[str, str, int], Any]:
@@ -287,7 +286,7 @@ class Pipeline(DualFollower):
                 self._record.launch(kernel, args)
             name = (id(kernel), *map(id, args))
             if self._is_as_before(name):
-                return self._repeated[name][2]({})
+                return self._repeated[name][1]({})
             self._session.check_program()
             if self.runs_plainly_here(kernel, args, self._deactivate):
                 return None
@@ -296,8 +295,7 @@ class Pipeline(DualFollower):
             self._remember()  # before Python goes on
             if self._is_repeatable(kernel, launched.fused):  # if nothing is fresh any more, the next launch is the same
                 repeated = backend.RepeatedLaunch(launched.fused.kernel, dict(enumerate(launched.passed)))
-                # with its arguments, which stay alive: the name contains their identities
-                self._repeated[name] = launched.changes, launched.fused, repeated, launched.args
+                self._repeated[name] = launched, repeated
             if not launched.fused.facts.returns_active:
                 return launched.result
             if self._trace is not None:
@@ -319,8 +317,8 @@ class Pipeline(DualFollower):
         """Whether a launch was made before and nothing that it depends on has changed."""
         if name not in self._repeated or backend.is_gradient_replaced():
             return False
-        changes, fused, *_ = self._repeated[name]
-        return changes == self._tangents.changes and is_repeatable(fused)
+        launched, _ = self._repeated[name]
+        return launched.changes == self._tangents.changes and is_repeatable(launched.fused)
 
     def _is_repeatable(self, kernel: backend.Kernel, fused: JacobianKernel) -> bool:
         """Whether the containers that a kernel writes have been saved, and the launch does not depend on the call."""

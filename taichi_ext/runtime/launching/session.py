@@ -24,6 +24,7 @@ from taichi_ext.launches import (
     FirstOrderArray,
     JacobianKernel,
     Launch,
+    NumberColumns,
     container_key,
 )
 from taichi_ext.program.keys import RETURN, Key, LaunchArray, OwnArray, Scratch
@@ -42,7 +43,7 @@ from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import FieldTable, Shadow
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import UNKNOWN, PipelineRun, dual_like, warn_at_user
-from taichi_ext.runtime.python.run_record import NumberSeeds, taken_out, warn_of_captured
+from taichi_ext.runtime.python.run_record import taken_out, warn_of_captured, with_passed
 
 Check = Callable[
     [JacobianKernel, Mapping[Key, Key]], None
@@ -51,45 +52,23 @@ Check = Callable[
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """A launch that was made.
-
-    Attributes:
-        args: the user's arguments.
-        passed: the arguments after those of the user.
-        changes: the count of changes of tangents before the launch.
-        result: the value returned.
-    """
+    """A launch that was made."""
 
     fused: JacobianKernel
-    args: tuple[Any, ...]
-    passed: Sequence[object]
-    changes: int
-    result: object
+    args: tuple[Any, ...]  # the user's arguments
+    passed: Sequence[object]  # the arguments after those of the user
+    changes: int  # the count of changes of tangents before the launch
+    result: object  # the value returned
 
 
 class _Bound(NamedTuple):
-    """A call of a kernel with its arrays and numbers.
+    """A call of a kernel with its arrays and numbers."""
 
-    Attributes:
-        launch: the call, with the tangents of containers.
-        name: that of the kernel in the table of kernels.
-        values: its leaf arguments.
-        passed: the entries of leaf arguments with tangents, by name.
-        numbers: arguments and Python numbers that are parameters.
-        binding: the arrays among the arguments.
-    """
-
-    launch: Launch
-    name: KernelName
-    values: tuple[object, ...]
-    passed: Mapping[str, Sequence[Any]]
-    numbers: NumberSeeds
-    binding: Binding
-
-    @property
-    def outer(self) -> Mapping[Key, View]:
-        """The keys of the run by those of a launch."""
-        return self.binding.outer
+    launch: Launch  # the call, with the tangents of containers
+    name: KernelName  # that of the kernel in the table of kernels
+    values: tuple[object, ...]  # its leaf arguments
+    passed: Mapping[str, Sequence[Any]]  # the entries of leaf arguments with tangents, by name
+    binding: Binding  # the arrays among the arguments
 
 
 class Accesses:
@@ -180,13 +159,15 @@ class Session:
             run: the pipeline run that numbers with tangents among the arguments belong to.
         """
         with backend.exclusive:
-            bound = self._bound(kernel, args, run)
+            bound, trace = self._bound(kernel, args, run), self.request.restart.trace
             fused = self._found(bound, check)
-            if run is not None and run.has_numbers and self.request.restart.trace is not None:
-                warn_of_captured(fused.kernel.captures, kernel, run)
-            if self._note(fused, bound):  # roles may be others now
-                bound = self._bound(kernel, args, run)
-                fused = self._found(bound, check)
+            if trace is not None:
+                if run is not None and run.has_numbers:
+                    warn_of_captured(fused.kernel.captures, kernel, run)
+                stores = trace.launch(kernel, bound.values, fused.facts, bound.passed, self.tangents.along)
+                if self.clear(stores):  # roles are others now
+                    bound = self._bound(kernel, args, run)
+                    fused = self._found(bound, check)
             return self._launched(fused, bound)
 
     def build(self, kernel: backend.Kernel, args: tuple[object, ...], check: Check) -> None:
@@ -202,16 +183,9 @@ class Session:
             backend.materialize()  # fields that the pipeline has just made
             fused = engine.fuse(launch, self.request.watch)
             if check is not None:
-                check(fused, bound.outer)
+                check(fused, bound.binding.outer)
             self._kernels.add(name, first, launch.roles, fused)
         return fused
-
-    def _note(self, fused: JacobianKernel, bound: _Bound) -> bool:
-        """Note the numbers of a launch; whether stores of Python to its arrays have cleared tangents."""
-        trace, tangents = self.request.restart.trace, self.tangents
-        if trace is None:
-            return False
-        return self.clear(trace.launch(fused.primal, bound.values, fused.facts, bound.passed, tangents.along))
 
     def _bound(self, kernel: backend.Kernel, args: tuple[object, ...], run: PipelineRun | None) -> _Bound:
         """A call with its arrays and numbers, and the roles of containers now."""
@@ -222,9 +196,9 @@ class Session:
         args, values, passed = checked_arguments(kernel, args, request.numbers, run)
         if passed and not tangents.are_known:
             raise PassedNumberError("Python passes a number that depends on params to a kernel")
-        numbers = request.numbers.with_passed(passed, tangents.columns)
+        numbers = with_passed(request.numbers, passed, tangents.columns)
         binding = tangents.arrays.bind(kernel, values)
-        roles = {key: tangents.role(key) for key in tangents.fields.names() if isinstance(key, FieldKey)}
+        roles = {key: tangents.role(key) for key in tangents.names() if isinstance(key, FieldKey)}
         roles |= {local: tangents.role(key) for local, key in binding.outer.items()}
         names: dict[Key, Key] = {key: local for local, key in binding.outer.items()}
         roles |= tangents.first_order.roles(names)
@@ -236,7 +210,7 @@ class Session:
             fields=self.table,
             roles=roles,
             arrays=binding.arrays,
-            numbers=numbers.columns,
+            numbers=numbers,
             wants_return=request.wants_return if self.is_direct else self._has_dual_result(kernel),
             strategy=request.strategy,
             sparse=self._target.of_launch(names),
@@ -248,7 +222,7 @@ class Session:
         shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
         features = backend.argument_features(kernel, args)
         name = (id(kernel), features, shapes, block.count, block.is_part, *variant, numbers.key)
-        return _Bound(launch, name, values, passed, numbers, binding)
+        return _Bound(launch, name, values, passed, binding)
 
     def _has_dual_result(self, kernel: backend.Kernel) -> bool:
         """Whether Python gets the numbers that a kernel of a pipeline returns with their tangents."""
@@ -266,28 +240,26 @@ class Session:
         return dual_like(value, iter(tangents.values(RETURN)) if tangents.are_known else repeat(UNKNOWN), run)
 
     def _launched(self, fused: JacobianKernel, bound: _Bound) -> LaunchRecord:
-        tangents, outer, values = self.tangents, bound.outer, bound.values
+        tangents, outer, values = self.tangents, bound.binding.outer, bound.values
         tangents.first_order.accept(fused, outer)
         self._target.accept(fused, outer, tangents)
         check_overlaps(bound.binding.given, fused.facts.written)
         self._save(fused, values)
         self.keep(outer.get(k, k) for k in fused.facts.written)
-        tangents.set_numbers(bound.numbers)
-        passed: list[Any] = []
-        after: list[Callable[[], None]] = []
+        tangents.set_numbers(bound.launch.numbers)
         if RETURN in fused.shadows and not self.is_direct:
             count = math.prod(backend.return_shape(fused.primal))
             dtype = backend.return_dtype(fused.primal)
-            tangents.fields.hold(RETURN, Shadow("the return value", count, tangents.columns.count, dtype))
-        changes = tangents.changes
+            tangents.hold(RETURN, Shadow("the return value", count, tangents.columns.count, dtype))
 
         def launch() -> Any:
-            nonlocal passed, after, changes
             passed, after = self._passed(fused, outer)
             changes = tangents.changes
-            return fused.launch(bound.launch.args, passed)
+            return fused.launch(bound.launch.args, passed), passed, after, changes
 
-        result = self._target.run(fused, lambda state: save_changed(state, fused, self.table, values), launch)
+        result, passed, after, changes = self._target.run(
+            fused, lambda state: save_changed(state, fused, self.table, values), launch
+        )
         self._target.collect(fused, outer)
         for give_back in after:
             give_back()
@@ -390,7 +362,6 @@ class Session:
 
     def end_pipeline(self) -> None:
         """End the run of a pipeline."""
-        self.check_program()
         self._target.end_pipeline(self.request.energy and self.request.energy.key)
 
     def outputs(self) -> list[Any]:
@@ -476,7 +447,7 @@ def check_same_program(program: object) -> None:
 
 
 def checked_arguments(
-    kernel: backend.Kernel, args: tuple[Any, ...], numbers: NumberSeeds, run: PipelineRun | None
+    kernel: backend.Kernel, args: tuple[Any, ...], numbers: NumberColumns, run: PipelineRun | None
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, list[Any]]]:
     """The arguments, see ``taken_out``; raises where one has ended, or is a struct that holds a parameter."""
     keys = {variable.key for variable, _ in numbers.constants}

@@ -147,7 +147,7 @@ class SparseEntries(DenseRows):
         in_rows = {outer.get(key, key) for key in columns.in_rows} - before.in_rows
         intermediates = {outer.get(k, k): n for k, n in columns.intermediates.items() if not isinstance(k, SumKey)}
         new = {key: n for key, n in intermediates.items() if key not in before.intermediates}
-        has_rows = bool(tangents.fields.shadows) or any(r.shadow is not None for r in tangents.arrays.regions)
+        has_rows = bool(tangents.shadows) or any(r.shadow is not None for r in tangents.arrays.regions)
         check_sparse(
             ("an array that carries tangents is read and written", any(isinstance(key, View) for key in new)),
             ("a later kernel depends on more params in its rows of tangents", has_rows and (in_rows or new)),

@@ -23,16 +23,17 @@ from taichi_ext.launches import (
     FirstOrderArray,
     GradientKey,
     JacobianKernel,
+    NumberColumns,
     SparseTarget,
     container_key,
 )
 from taichi_ext.program.keys import RETURN, VALUES, Key, Scratch, Whole
 from taichi_ext.runtime.memory.array_tangents import ArrayTangents, Given
 from taichi_ext.runtime.memory.regions import Carrier, View
-from taichi_ext.runtime.memory.shadows import FieldTable, FieldTangents, Shadow, TangentColumns
+from taichi_ext.runtime.memory.shadows import FieldTable, Shadow, TangentColumns, numpy_dtype
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import UNKNOWN
-from taichi_ext.runtime.python.run_record import NumberSeeds, RunRecord
+from taichi_ext.runtime.python.run_record import RunRecord
 
 
 class PassedNumberError(DenseRowsError, UnsupportedError):
@@ -40,10 +41,18 @@ class PassedNumberError(DenseRowsError, UnsupportedError):
 
 
 class DenseRows:
-    """The target of a dense J: its rows are the tangents of the outputs; nothing else is written."""
+    """The target of a dense J: its rows are the tangents of the outputs; nothing else is written.
+
+    Args:
+        places: for each output memory for its rows, or None.
+    """
 
     is_dense = True
+    places: Sequence[Any] | None = None
     changes = 0  # number of changes of the columns
+
+    def __init__(self, places: Sequence[Any] | None = None) -> None:
+        self.places = places
 
     def block(self, block: ColumnBlock) -> ColumnBlock:
         """The columns of rows of tangents, from those of J."""
@@ -94,11 +103,24 @@ class DenseRows:
         """Called when the run of a pipeline has ended, perhaps one that computes an energy."""
 
 
+class FieldCarriers(dict[Key, Carrier]):
+    """What carries the tangents of fields, which are added when asked for, and of returned values and numbers."""
+
+    def __init__(self, table: FieldTable) -> None:
+        super().__init__()
+        self._table = table
+
+    def __missing__(self, key: Key) -> Carrier:
+        info = self._table.infos[key]
+        self[key] = carrier = Carrier(info.name, info.size, info.dtype, math.prod(info.element_shape))
+        return carrier
+
+
 class Tangents:
     """The tangents of fields and arrays, and those that the target keeps.
 
     Attributes:
-        fields: those of fields.
+        carriers: those of all but arrays, by key.
         arrays: those of arrays.
         first_order: those of the first order, in a run that gives second derivatives.
         are_known: whether tangents are rows that numbers in Python can take with them.
@@ -107,9 +129,9 @@ class Tangents:
 
     def __init__(self, request: Request, table: FieldTable, target: DenseRows) -> None:
         self.columns = TangentColumns(target.block(request.block), request.directions, request.max_memory)
-        self.fields = FieldTangents(table)
+        self.carriers = FieldCarriers(table)
         self.arrays = ArrayTangents(self.columns)
-        self.first_order = FirstOrderTangents(request.energy, self.fields, self.arrays)
+        self.first_order = FirstOrderTangents(request.energy, self.carriers, self.arrays)
         self._target = target
         self.are_known = target.is_dense and request.energy is None
         for array in request.arrays:
@@ -120,26 +142,41 @@ class Tangents:
             self.carrier(seed.key).seeds[seed.key] = seed.first
         for seed in request.seeds if request.directions is not None else ():
             self.shadow(container_key(seed.key))
-        for output in request.outputs if target.is_dense else ():
-            self._open(container_key(output.key), output)
+        places = target.places or [None] * len(request.outputs)
+        for output, place in zip(request.outputs, places, strict=True) if target.is_dense else ():
+            self._open(output, place)
 
-    def _open(self, key: Key, output: Output) -> None:
-        """Make a container an output; its J is computed in ``output.place`` if that can hold it."""
-        carrier = self.fields.add(key, output) if key in (RETURN, GRADIENT) else self.carrier(key)
+    def _open(self, output: Placed, place: Any) -> None:
+        """Make a container an output; its J is computed in ``place`` if that can hold it."""
+        key = output.container
+        if key in (RETURN, GRADIENT):
+            self.carriers[key] = Carrier(output.name, output.rows, output.dtype)
+        carrier = self.carrier(key)
         if carrier.shadow is None:
-            place = output.place if carrier.is_whole(key) else None
+            size = carrier.size * self.columns.count
+            is_fit = place is not None and (place.size, place.dtype) == (size, output.result_dtype)
+            place = place if is_fit and carrier.is_whole(key) else None
             carrier.shadow = Shadow(output.name, carrier.size, self.columns.count, output.dtype, place)
             carrier.sown(self.columns)
 
     def carrier(self, key: Any) -> Carrier:
         """What carries the tangents of a field, component or array."""
-        return self.arrays.region(key) if isinstance(key, View) else self.fields.carrier(key)
+        return self.arrays.region(key) if isinstance(key, View) else self.carriers[container_key(key)]
+
+    def hold(self, key: Key, shadow: Shadow) -> None:
+        """Let something that is no container carry tangents."""
+        self.carriers[key] = Carrier("", shadow.shape[0], shadow.dtype, shadow=shadow)
+
+    @property
+    def shadows(self) -> dict[Key, Shadow]:
+        """The tangents of all but arrays that are stored."""
+        return {key: carrier.shadow for key, carrier in self.carriers.items() if carrier.shadow is not None}
 
     def _is_carried(self, key: Any) -> bool:
         """Whether a field, or memory that an array has a part of, may carry tangents."""
         if isinstance(key, View):
             return any(region.is_active for region in self.arrays.regions.overlapping(key))
-        carrier = self.fields.find(key)
+        carrier = self.carriers.get(container_key(key))
         return carrier is not None and carrier.is_active
 
     @property
@@ -228,13 +265,20 @@ class Tangents:
         self.shadow(container_key(key)).set_rows(self.rows(key), tangents)
         self.columns.changes += 1
 
-    def field_keys(self) -> list[Key]:
-        return [*self.fields.names(), *self._target.keys(), *self.first_order.containers()]
+    def names(self) -> list[Key]:
+        """The keys of all but arrays that carry tangents."""
+        return [key for key, carrier in self.carriers.items() if carrier.seeds or carrier.shadow is not None]
 
-    def set_numbers(self, numbers: NumberSeeds) -> None:
+    def field_keys(self) -> list[Key]:
+        return [*self.names(), *self._target.keys(), *self.first_order.containers()]
+
+    def set_numbers(self, numbers: NumberColumns) -> None:
         """Store the tangents of the numbers that are passed to a launch, if they are rows."""
         if numbers.tangents is not None:
-            self.fields.hold(VALUES, numbers.shadow(self.columns.count))
+            rows = len(numbers.tangents)
+            shadow = Shadow("the numbers", rows, self.columns.count, backend.default_type(float))
+            shadow.set_rows(slice(None), numbers.tangents)
+            self.hold(VALUES, shadow)
 
     def note_written(self, fused: JacobianKernel, keys: Sequence[Key]) -> None:
         """Note that a kernel may have written to these tangents, and to those of the first order."""
@@ -278,14 +322,13 @@ class FirstOrderTangents:
 
     Args:
         energy: the energy to differentiate twice, by the keys of the run.
-        fields: the tangents of fields, and of those of the first order.
+        carriers: of tangents, and of those of tangents of the first order.
     """
 
-    def __init__(self, energy: EnergyTarget | None, fields: FieldTangents, arrays: ArrayTangents) -> None:
+    def __init__(self, energy: EnergyTarget | None, carriers: FieldCarriers, arrays: ArrayTangents) -> None:
         self._energy = energy
         self._starts: Mapping[Key, int] = {} if energy is None else energy.starts
-        self._fields = fields
-        self._arrays = arrays
+        self._carriers, self._arrays = carriers, arrays
         self._shadows: dict[GradientKey, Shadow] = {}
         self._outer: Mapping[Key, Key] = {}  # the keys of the run by those of the launch
         self._before: dict[GradientKey, np.ndarray] = {}  # their values before the launch
@@ -314,8 +357,9 @@ class FirstOrderTangents:
 
     def roles(self, names: Mapping[Key, Key]) -> dict[Key, Role]:
         """The roles of the first-order tangents; ``names`` are the keys of a launch by those of the run."""
-        kept = (k for k in self._fields.shadows if isinstance(k, GradientKey) and not isinstance(k.of, Scratch))
-        return {GradientKey(names.get(k.of, k.of)): self._fields.carriers[k].role(k) for k in kept}
+        kept = ((k.of, c) for k, c in self._carriers.items() if isinstance(k, GradientKey) and c.shadow is not None)
+        kept = [(of, c.role(of)) for of, c in kept if not isinstance(of, Scratch)]
+        return {GradientKey(names.get(of, of)): role for of, role in kept}
 
     def carried(self, names: Mapping[Key, Key]) -> frozenset[Key]:
         """The containers that have tangents of the first order, by the keys of a launch."""
@@ -353,8 +397,8 @@ class FirstOrderTangents:
         self._before.clear()
         for array in fused.first_order:
             key = self.outer_key(array.info.key)
-            if array.is_scratch or key not in self._fields.carriers:
-                self._fields.add(key, array.info)
+            if array.is_scratch or key not in self._carriers:
+                self._carriers[key] = Carrier(array.info.name, array.info.size, array.info.dtype)
             if array.is_scratch:
                 self._shadows.pop(key, None)
 
@@ -397,12 +441,12 @@ class FirstOrderTangents:
         if first is None:
             if self._energy is None or container not in self._starts:
                 return
-            info = self._arrays.infos[container] if isinstance(container, View) else self._fields.carrier(container)
+            info = self._arrays.infos[container] if isinstance(container, View) else self._carriers[container]
             first = self._shadows[key] = Shadow(info.name, info.size, self._energy.columns, info.dtype)
             first.set_identity(self._starts[container])
         first.is_fresh = False
         first.clear_rows(rows)
-        carrier = self._fields.carriers.get(key)
+        carrier = self._carriers.get(key)
         if carrier is not None and carrier.is_active:
             size, width = first.shape
             entries = np.arange(size * width)
@@ -422,73 +466,68 @@ def _made(array: FirstOrder) -> Shadow:
 
 
 @dataclass(frozen=True)
-class ParameterSeed:
-    """A field or array that is a parameter: its entries are the columns from ``first`` on."""
+class Placed:
+    """A parameter or output of one call, which has columns or rows of J."""
 
-    key: Key
-    name: Label | str
-    first: int
-    size: int
+    target: Any  # the parameter or output that the user has named
+    key: Key  # of the field, component, array or number
+    shape: tuple[int, ...]  # that of its elements included
+    dtype: Any = None  # Taichi's
+    rows: int = 0  # the number of entries of its container
+    inner: slice = field(default_factory=lambda: slice(None))  # which of these belong to it
+    element: int = 1  # the count of numbers in an element
+    first: int = 0  # the first column of a parameter
 
+    @property
+    def name(self) -> Label | str:
+        return self.target.name
 
-@dataclass(frozen=True)
-class Output:
-    """A container that is an output: its number of entries, and memory for its J if that was given."""
+    @property
+    def size(self) -> int:
+        """How many entries it has."""
+        return math.prod(self.shape)
 
-    key: Key
-    name: Label | str
-    rows: int
-    dtype: Any
-    place: np.ndarray | None = None
+    @property
+    def columns(self) -> slice:
+        """Those of a parameter."""
+        return slice(self.first, self.first + self.size)
+
+    @property
+    def container(self) -> Key:
+        return container_key(self.key)
+
+    @property
+    def result_dtype(self) -> np.dtype:
+        """NumPy's type of the tangents of an output."""
+        return numpy_dtype(self.dtype)
 
 
 @dataclass(frozen=True)
 class Restart:
-    """How a run can be undone, and compared with earlier runs.
+    """How a run can be undone, and compared with earlier runs."""
 
-    Attributes:
-        state: saves the containers that the run changes.
-        record: the launches and stores of a pipeline, if its columns take several runs.
-        is_repeated: whether the state is restored and the run repeated afterwards.
-        trace: takes the numbers that Python passes on, for a comparison with a run with other params (``Trace``).
-    """
-
-    state: State | None = None
-    record: RunRecord | None = None
-    is_repeated: bool = False
-    trace: Any = None
+    state: State | None = None  # saves the containers that the run changes
+    record: RunRecord | None = None  # the launches and stores of a pipeline, if its columns take several runs
+    is_repeated: bool = False  # whether the state is restored and the run repeated afterwards
+    trace: Any = None  # a ``Trace`` of the numbers that Python passes on, to compare runs with other params
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One run of a kernel or pipeline.
+    """One run of a kernel or pipeline."""
 
-    Attributes:
-        block: the columns.
-        arrays: the arrays among the parameters and outputs.
-        outputs: the containers whose tangents are wanted.
-        directions: the tangents of the parameters, a row for each entry, if they are not the columns of J.
-        numbers: arguments and Python numbers that are parameters.
-        wants_return: whether the returned value is an output.
-        max_memory: bytes for tangents other than J.
-        strategy: how tangents of locals are stored.
-        watch: observer of the values that kernels compute.
-        restart: see ``Restart``.
-        energy: the energy to differentiate twice, by the keys of this run.
-    """
-
-    block: ColumnBlock
-    seeds: tuple[ParameterSeed, ...]
-    arrays: tuple[Given, ...]
-    outputs: tuple[Output, ...]
-    directions: np.ndarray | None = None
-    numbers: NumberSeeds = field(default_factory=NumberSeeds)
-    wants_return: bool = False
-    max_memory: float = math.inf
-    strategy: str = "auto"
-    watch: Any = None
-    restart: Restart = field(default_factory=Restart)
-    energy: EnergyTarget | None = None
+    block: ColumnBlock  # the columns
+    seeds: tuple[Placed, ...]  # the parameters that are fields and arrays
+    arrays: tuple[Given, ...]  # the arrays among the parameters and outputs
+    outputs: tuple[Placed, ...]  # the containers whose tangents are wanted
+    directions: np.ndarray | None = None  # tangents of the parameters, a row for each entry, if not columns of J
+    numbers: NumberColumns = field(default_factory=NumberColumns)  # those that are parameters
+    wants_return: bool = False  # whether the returned value is an output
+    max_memory: float = math.inf  # bytes for tangents other than J
+    strategy: str = "auto"  # how tangents of locals are stored
+    watch: Any = None  # observer of the values that kernels compute
+    restart: Restart = field(default_factory=Restart)  # see ``Restart``
+    energy: EnergyTarget | None = None  # the energy to differentiate twice, by the keys of this run
 
     @property
     def params(self) -> dict[Key, Label | str]:

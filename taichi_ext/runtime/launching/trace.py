@@ -8,13 +8,14 @@ import threading
 from array import array as flat_array
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from taichi_ext import backend
+from taichi_ext.cached import Bounded
 from taichi_ext.launches import JacobianKernel, KernelFacts
 from taichi_ext.runtime.launching.tangents import save_changed, save_stored
 from taichi_ext.runtime.memory.regions import View
@@ -26,34 +27,22 @@ from taichi_ext.runtime.python.run_record import entries_of
 _MOST_NUMBERS = 4096  # kept of one array; of larger ones, sums
 _MOST_ARRAYS = 64  # whose changes by Python are known exactly
 STORED, CHANGED = "stored to a field or array", "that Python has changed"
-_NONE = np.zeros(0)
+_NONE, _FLAT = np.zeros(0), partial(flat_array, "d")
 Along = Callable[[View, np.ndarray], "np.ndarray | None"] | None  # None: nothing has tangents
 
 
 class TraceEvent(NamedTuple):
-    """Numbers that Python passes to a kernel or stores, or an array that it passes.
+    """Numbers that Python passes to a kernel or stores, or an array that it passes."""
 
-    Attributes:
-        use: the use, as messages name it.
-        kernel: the code of the kernel, if any.
-        is_array: whether it is an array.
-        reads: how many numbers Python has read since the event before; they come before its own.
-        at: its number in the run.
-        start: where these begin among those of the run; of a large array, they are sums.
-        place: the user's file and line.
-        changed: of an array, whether Python has changed each entry since the last launch; None: perhaps all.
-        is_active: of an array, whether it has tangents.
-    """
-
-    use: str
-    kernel: object
-    is_array: bool
-    reads: int
-    at: int
-    start: int
-    place: tuple[str, int] | None
-    changed: np.ndarray | None = None
-    is_active: bool = False
+    use: str  # the use, as messages name it
+    kernel: object  # the code of the kernel, if any
+    is_array: bool  # whether it is an array
+    reads: int  # how many numbers Python has read since the event before; they come before its own
+    at: int  # its number in the run
+    start: int  # where these begin among those of the run; of a large array, they are sums
+    place: tuple[str, int] | None  # the user's file and line
+    changed: np.ndarray | None = None  # of an array, the entries that Python has changed; None: perhaps all
+    is_active: bool = False  # of an array, whether it has tangents
 
 
 _KIND = operator.itemgetter(0, 1, 2, 3)  # what is equal for an event of two runs
@@ -61,25 +50,15 @@ _KIND = operator.itemgetter(0, 1, 2, 3)  # what is equal for an event of two run
 
 @dataclass(eq=False)
 class TracedRun:
-    """The events of a run, and their numbers one after the other.
+    """The events of a run, and their numbers one after the other."""
 
-    Attributes:
-        along: how its params move.
-        kernels: how many had been made before.
-        at: how many events and reads there were, with those that are not kept.
-        reads: how many since the last event.
-        events: from the first read on of a number that may depend on the params.
-        numbers: of all events.
-        moves: how far their tangents say that they move with the params; NaN where that is not known.
-    """
-
-    along: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    kernels: int = 0
-    at: int = 0
-    reads: int = 0
-    events: list[TraceEvent] = field(default_factory=list)
-    numbers: flat_array[float] = field(default_factory=lambda: flat_array("d"))
-    moves: flat_array[float] = field(default_factory=lambda: flat_array("d"))
+    along: np.ndarray = field(default_factory=lambda: np.zeros(0))  # how its params move
+    kernels: int = 0  # how many had been made before
+    at: int = 0  # how many events and reads there were, with those that are not kept
+    reads: int = 0  # how many since the last event
+    events: list[TraceEvent] = field(default_factory=list)  # from the first read of a number with a tangent on
+    numbers: flat_array[float] = field(default_factory=_FLAT)  # of all events
+    moves: flat_array[float] = field(default_factory=_FLAT)  # how far they move by their tangents; NaN: not known
 
     def add(self, use: str, kernel: object, array: tuple[np.ndarray | None, bool] | None = None) -> None:
         """An event, whose numbers are added next; of an array what has changed, and whether it has tangents."""
@@ -141,7 +120,9 @@ class Trace:
     start: int | None = None
     facts: list[tuple[object, KernelFacts]] = field(default_factory=list)
     _runs: list[TracedRun] = field(default_factory=lambda: [TracedRun()])  # the first, and the present one
-    _arrays: dict[View, tuple[Any, np.ndarray]] = field(default_factory=dict)  # with their numbers after a launch
+    _arrays: Bounded[View, tuple[Any, np.ndarray]] = field(
+        default_factory=lambda: Bounded(_MOST_ARRAYS)
+    )  # with their numbers after a launch
     _thread: int = field(default_factory=threading.get_ident)
 
     def begin(self, first: int = 0, count: int = 0) -> None:
@@ -243,8 +224,6 @@ class Trace:
     def remember(self, arrays: Iterable[Any]) -> None:
         """Changes of these arrays from now on are those of Python."""
         for array in arrays:
-            if len(self._arrays) >= _MOST_ARRAYS:
-                del self._arrays[next(iter(self._arrays))]
             view = view_of(array)
             self._arrays[view] = array, _numbers(array).copy() if self.direction is not None else _NONE
             for other, (owner, numbers) in self._arrays.items():

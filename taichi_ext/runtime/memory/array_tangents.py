@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
+from taichi_ext.cached import Bounded
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
 from taichi_ext.launches import ArrayArgument, ContainerInfo, JacobianKernel
@@ -65,7 +66,7 @@ class ArrayTangents:
         self._columns = columns
         self.infos: dict[View, ContainerInfo] = {}  # of parameters and outputs, by key
         self._registered: dict[int, Given] = {}  # parameters and outputs, by identity
-        self._bindings: dict[object, Binding] = {}
+        self._bindings: Bounded[object, Binding] = Bounded(_MOST_BINDINGS)
         self._relatives: dict[View, set[View]] = {}  # the keys of parameters and outputs in the memory of an array
 
     # --- which array is which
@@ -93,8 +94,6 @@ class ArrayTangents:
         name = (id(kernel), *(id(args[position]) for position in places))
         binding = self._bindings.get(name)
         if binding is None or not binding.is_current():
-            if len(self._bindings) >= _MOST_BINDINGS:
-                self._bindings.clear()
             binding = self._bindings[name] = array_arguments(kernel, args, self._registered)
         for array in binding.given:
             if array.info is None:

@@ -71,22 +71,14 @@ class View:
 
 @dataclass(eq=False)
 class Carrier:
-    """What carries tangents: a field, whose parts are components, or memory, whose parts are arrays.
+    """What carries tangents: a field, whose parts are components, or memory, whose parts are arrays."""
 
-    Attributes:
-        name: its name in messages.
-        size: how many numbers it has.
-        width: the number of components.
-        shadow: the tangents, a row for each number; None where there are none.
-        seeds: the first columns of parts whose rows still are their seeds, by key.
-    """
-
-    name: Any
-    size: int
+    name: Any  # its name in messages
+    size: int  # how many numbers it has
     dtype: Any
-    width: int = 1
-    shadow: Any = None
-    seeds: dict[Any, int] = field(default_factory=dict)
+    width: int = 1  # the number of components
+    shadow: Any = None  # the tangents, a row for each number; None where there are none
+    seeds: dict[Any, int] = field(default_factory=dict)  # the first columns of parts that still are seeds, by key
 
     def rows(self, key: Any) -> slice | np.ndarray:
         """The rows of the shadow that are the tangents of a part's entries."""

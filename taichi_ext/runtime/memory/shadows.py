@@ -14,9 +14,9 @@ from taichi_ext import backend
 from taichi_ext.backend import ti
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label, Labels
-from taichi_ext.launches import ColumnBlock, ContainerInfo, FieldKey, container_key
+from taichi_ext.launches import ColumnBlock, ContainerInfo, FieldKey
 from taichi_ext.program.keys import Key
-from taichi_ext.runtime.memory.regions import Carrier, View
+from taichi_ext.runtime.memory.regions import View
 
 INDEX_LIMIT = 2**31 - 1
 _ALWAYS_ALLOWED = 2**26  # bytes; smaller arrays are made without asking how much memory is free
@@ -271,46 +271,6 @@ def available_memory() -> float:
     except OSError:
         pass
     return math.inf
-
-
-# The fields of one run and their tangents.
-
-
-class FieldTangents:
-    """The fields of one run, and keys that are not containers: returned values, numbers, gradients.
-
-    Attributes:
-        carriers: what carries tangents, or may, by key.
-    """
-
-    def __init__(self, table: FieldTable) -> None:
-        self.carriers: dict[Key, Carrier] = {}
-        self._table = table
-
-    def names(self) -> list[Key]:
-        return [key for key, carrier in self.carriers.items() if carrier.seeds or carrier.shadow is not None]
-
-    @property
-    def shadows(self) -> dict[Key, Shadow]:
-        return {key: carrier.shadow for key, carrier in self.carriers.items() if carrier.shadow is not None}
-
-    def find(self, key: Key) -> Carrier | None:
-        """What carries the tangents of a field or component, if there is something."""
-        return self.carriers.get(key) or self.carriers.get(container_key(key))
-
-    def carrier(self, key: Key) -> Carrier:
-        whole = container_key(key)
-        return self.find(key) or self.add(whole, self._table.infos[whole])
-
-    def add(self, key: Key, info: Any) -> Carrier:
-        """A container, or an output, that may carry tangents."""
-        size, width = (info.size, math.prod(info.element_shape)) if isinstance(info, ContainerInfo) else (info.rows, 1)
-        self.carriers[key] = made = Carrier(info.name, size, info.dtype, width)
-        return made
-
-    def hold(self, key: Key, shadow: Shadow) -> None:
-        """Let something that is no container carry tangents."""
-        self.carriers[key] = Carrier("", shadow.shape[0], shadow.dtype, shadow=shadow)
 
 
 def row_of_entry(info: ContainerInfo, component: int, index: tuple[int, ...]) -> int:

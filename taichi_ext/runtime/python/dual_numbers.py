@@ -184,20 +184,13 @@ def dual_entries(rows: Any) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class Run:
-    """What is run.
+    """What is run."""
 
-    Attributes:
-        kernel: a kernel, or None.
-        function: a function that launches kernels, if it is no kernel.
-        names: of the arguments of a function.
-        passed: the first columns of its arguments that are numbers and parameters, by position.
-    """
-
-    kernel: Any
-    function: Any
+    kernel: Any  # a kernel, or None
+    function: Any  # a function that launches kernels, if it is no kernel
     args: tuple[Any, ...]
-    names: Sequence[str]
-    passed: Mapping[int, int]
+    names: Sequence[str]  # of the arguments of a function
+    passed: Mapping[int, int]  # the first columns of its arguments that are numbers and parameters, by position
 
 
 class DualFollower(backend.Follower):

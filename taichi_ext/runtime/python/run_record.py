@@ -7,7 +7,7 @@ import math
 import types
 import zlib
 from collections.abc import Iterator, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import NumberColumns
-from taichi_ext.record.variables import Variable, number_shape
-from taichi_ext.runtime.memory.shadows import Shadow, TangentColumns
+from taichi_ext.record.variables import number_shape
+from taichi_ext.runtime.memory.shadows import TangentColumns
 from taichi_ext.runtime.python.dual_numbers import (
     DualNumber,
     PipelineRun,
@@ -185,69 +185,36 @@ def _numbers(array: object, is_rounded: bool) -> tuple[object, ...]:
 # The arguments of a launch that depend on parameters: numbers with tangents are taken out and passed as rows.
 
 
-@dataclass(frozen=True)
-class NumberSeeds:
-    """The numbers that depend on parameters where a kernel is launched.
-
-    Attributes:
-        arguments: leaf arguments by name, each with its first column, or row of ``tangents``.
-        constants: Python numbers that kernels read, each with its first column or row.
-        tangents: a row for each entry, if these are not columns of J.
-    """
-
-    arguments: dict[str, int] = field(default_factory=dict)
-    constants: tuple[tuple[Variable, int], ...] = ()
-    tangents: np.ndarray | None = None
-
-    @property
-    def key(self) -> Any:
-        """Equal for launches that can use the same kernel."""
-        rows = None if self.tangents is None else len(self.tangents)
-        return tuple(self.arguments.items()), tuple(first for _, first in self.constants), rows
-
-    @property
-    def columns(self) -> NumberColumns:
-        """The columns of the numbers, for a launch."""
-        shadow = None if self.tangents is None else (backend.default_type(float), len(self.tangents))
-        return NumberColumns(self.arguments, self.constants, shadow)
-
-    def shadow(self, columns: int) -> Shadow:
-        """The rows in memory, as kernels take them."""
-        assert self.tangents is not None
-        made = Shadow("the numbers", len(self.tangents), columns, backend.default_type(float))
-        made.set_rows(slice(None), self.tangents)
-        return made
-
-    def with_passed(self, passed: dict[str, list[Any]], columns: TangentColumns) -> NumberSeeds:
-        """The numbers of a launch with ``passed``, dual or plain ones, by the names of its leaf arguments."""
-        if not passed:
-            return self
-        starts: dict[str, Any] = {name: getattr(entries[0], "column", None) for name, entries in passed.items()}
-        if (
-            columns.directions is None
-            and self.tangents is None
-            and all(
-                is_dual(n) and first is not None and n.column == first + place
-                for first, entries in zip(starts.values(), passed.values(), strict=True)
-                for place, n in enumerate(entries)
-            )
-        ):
-            return NumberSeeds(starts, self.constants)  # the parameters themselves
-        constants, rows = self.constants, [] if self.tangents is None else [self.tangents]
-        count = sum(map(len, rows))
-        if self.tangents is None:
-            constants = ()
-            for variable, column in self.constants:
-                rows.append(columns.rows_of(column, math.prod(number_shape(variable.read()) or ())))
-                constants += ((variable, count),)
-                count += len(rows[-1])
-        arguments: dict[str, int] = {}
-        zero = np.zeros(columns.count)
-        for name, entries in passed.items():
-            arguments[name] = count
-            rows.append(np.array([n.tangent if is_dual(n) else zero for n in entries]).reshape(len(entries), -1))
-            count += len(entries)
-        return NumberSeeds(arguments, constants, np.concatenate(rows))
+def with_passed(numbers: NumberColumns, passed: dict[str, list[Any]], columns: TangentColumns) -> NumberColumns:
+    """The numbers of a launch with ``passed``, dual or plain ones, by the names of its leaf arguments."""
+    if not passed:
+        return numbers
+    starts: dict[str, Any] = {name: getattr(entries[0], "column", None) for name, entries in passed.items()}
+    if (
+        columns.directions is None
+        and numbers.tangents is None
+        and all(
+            is_dual(n) and first is not None and n.column == first + place
+            for first, entries in zip(starts.values(), passed.values(), strict=True)
+            for place, n in enumerate(entries)
+        )
+    ):
+        return NumberColumns(starts, numbers.constants)  # the parameters themselves
+    constants, rows = numbers.constants, [] if numbers.tangents is None else [numbers.tangents]
+    count = sum(map(len, rows))
+    if numbers.tangents is None:
+        constants = ()
+        for variable, column in numbers.constants:
+            rows.append(columns.rows_of(column, math.prod(number_shape(variable.read()) or ())))
+            constants += ((variable, count),)
+            count += len(rows[-1])
+    arguments: dict[str, int] = {}
+    zero = np.zeros(columns.count)
+    for name, entries in passed.items():
+        arguments[name] = count
+        rows.append(np.array([n.tangent if is_dual(n) else zero for n in entries]).reshape(len(entries), -1))
+        count += len(entries)
+    return NumberColumns(arguments, constants, np.concatenate(rows))
 
 
 def taken_out(

@@ -117,24 +117,15 @@ LENGTHS = (12, 6, 4, 3, 2)  # of vectors in which entries may be contiguous
 
 @dataclass
 class PatternBlock:
-    """The CSR arrays of one container's entries in the columns of another one, and the sources of their numbers.
+    """The CSR arrays of one container's entries in the columns of another one, and the sources of their numbers."""
 
-    Attributes:
-        indptr: of the CSR arrays.
-        indices: likewise.
-        order: for each entry in turn, the numbers that are added up; None if the written memory is the data.
-        starts: the start of each entry in ``order``, and the end; None if each entry is one number.
-        has_rows: whether numbers come from rows of tangents, whose zeros are not entries.
-        length: the count of contiguous entries for each place in ``order``, which has the first of them.
-    """
-
-    indptr: np.ndarray
-    indices: np.ndarray
-    order: np.ndarray | None
-    starts: np.ndarray | None
+    indptr: np.ndarray  # of the CSR arrays
+    indices: np.ndarray  # likewise
+    order: np.ndarray | None  # for each entry the numbers that are added up; None: the written memory is the data
+    starts: np.ndarray | None  # the start of each entry in ``order``, and the end; None if each entry is one number
     shape: tuple[int, int]
-    has_rows: bool
-    length: int = 1
+    has_rows: bool  # whether numbers come from rows of tangents, whose zeros are not entries
+    length: int = 1  # the count of contiguous entries for each place in ``order``, which has the first of them
 
     @property
     def is_in_place(self) -> bool:

@@ -1,56 +1,54 @@
-"""A kernel with tangents as a Python module of its own, which needs Taichi alone."""
+"""A prepared Jacobian as a Python module of its own, which needs Taichi alone."""
 
 from __future__ import annotations
 
-import ast
 import itertools
-import linecache
 import os
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
 from typing import Any
 
 from taichi_ext import backend
+from taichi_ext.api.inputs.arguments import KernelCall
+from taichi_ext.api.inputs.results import Placed, lay_out
+from taichi_ext.api.runs.replay import Prepared
 from taichi_ext.backend import RUNTIME, ti
-from taichi_ext.emit.statements import Lines, Names
-from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Container, Place, Program
+from taichi_ext.emit import factory
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.launches import ArrayArgument, JacobianKernel
+from taichi_ext.program import Container
+from taichi_ext.program.keys import Key, Scratch
 from taichi_ext.record.recorder import annotation_text
 
-Tangents = tuple[str, int, int, int | None]  # type, rows, columns, the column from which on its rows are seeds
-Part = tuple[int, int, int, tuple[int, ...]]  # number of an array of tangents, first column, columns; shape of J
 
-
-def export(
-    program: Program, tangents: Sequence[Tangents], parts: Mapping[str, Part], shapes: Mapping[str, object], title: str
-) -> str:
-    """The text of a module that defines ``bind(...)``.
-
-    Args:
-        program: the kernel with tangents.
-        tangents: its last arguments, arrays of tangents.
-        parts: the arrays of J that a call fills, by name: some columns of an array of tangents each.
-        shapes: those of the user's arguments that are arrays, by name.
-        title: the first line of the module's docstring, with outputs and parameters.
+def module_text(prepared: Prepared, call: KernelCall) -> str:
+    """The text of a module for the kernel of a prepared Jacobian, which defines ``bind(...)``.
 
     Raises:
-        UnsupportedError: the kernel uses a Python object that has no text.
+        InvalidArgumentError: it has not been called yet, or its kernel was built for several shapes or in blocks.
+        UnsupportedError: it is a pipeline or sparse, or its kernel uses an object that has no text.
     """
+    fused = _only_kernel(prepared, call)
+    program = fused.program
+    assert program is not None
     text, objects, _ = factory(program)
     fields = {id(c.object): c for c in program.containers if not c.is_argument}
     given = [name for name, obj in objects.items() if id(obj) in fields or isinstance(obj, ti.SNode)]
     taken = {a.name: a.value for a in program.arguments if a.value is not None}
-    arguments = dict(list(taken.items())[: len(taken) - len(tangents)])
+    arguments = dict(list(taken.items())[: len(taken) - len(fused.shadows)])
+    shadows: list[Any] = list(taken.values())[len(arguments) :]
+    leaves = [a.name for a in backend.leaf_arguments(fused.primal)]
+    shapes = {leaves[n]: (*info.shape, *info.element_shape) for n, info in fused.arrays.items()}
     expected = {name: _of_field(fields[id(objects[name])]) for name in given if id(objects[name]) in fields}
     arrays = {name: c for name, c in arguments.items() if isinstance(c, Container)}
     expected |= {name: f"an array of {c.dtype.name}, shape {shapes[name]}" for name, c in arrays.items()}
+    tangents, parts = _tangents(prepared, call, fused, shadows)
     jacobians = {n: f"an array of {tangents[array][0]}, shape {shape}" for n, (array, _, _, shape) in parts.items()}
     constants = [f"{name} = {_written(name, obj)}\n" for name, obj in objects.items() if name not in given]
     count = backend.thread_count()
     is_shared = backend.is_host_arch() and (count == 1 or "global_thread_idx" in text)
+    outputs, params = (", ".join(str(t.name) for t in targets) for targets in (prepared.outputs, prepared.params))
     words = {
-        "title": title,
+        "title": f"Jacobian of {call.name}: {outputs} with respect to {params}.",
         "file": os.path.basename(program.file),
         "names": ", ".join(f"{name}={name}" for name in (*given, *arguments)),
         "jacobians": ", ".join(jacobians),
@@ -63,13 +61,75 @@ def export(
     }
     tables = [
         f"_GIVEN = {expected!r}\n_JACOBIANS = {jacobians!r}",
-        f"_TANGENTS = {list(tangents)!r}  # type, rows, columns, first seed",
+        f"_TANGENTS = {tangents!r}  # type, rows, columns, first seed",
         f"_PARTS = {list(parts.values())!r}  # array, first column, columns, shape of J",
         f"_BY_COLUMN, _MOST_THREADS = {backend.stores_by_column()}, {count if is_shared else None}\n\n",
     ]
     settings = backend.settings_text(program.hazards, text.count("\n"), has_functions="@ti.real_func" in text)
     make = text.replace("def make(", "def _make(", 1)
     return "\n".join((_HEAD.format(**words), *constants, *tables, make, "", settings, _CHECKS, _BIND.format(**words)))
+
+
+def _only_kernel(prepared: Prepared, call: KernelCall) -> JacobianKernel:
+    """The kernel of a prepared Jacobian; raises unless it has one, which can be exported."""
+    if call.kernel is None or prepared.format is not None:
+        raise UnsupportedError(
+            f"{call.name} is not a single kernel with a dense Jacobian, which taichi_ext does not put together with "
+            "code of its own. Export the Jacobian of a single kernel, without format=."
+        )
+    if prepared.reverse is not None and not prepared.has_no_adjoint:
+        raise UnsupportedError(
+            f"The rows of the Jacobian of {call.name} are computed in reverse mode, by several kernels. Export a "
+            'Jacobian(kernel, params, outputs, mode="forward").'
+        )
+    kernels = list(prepared.fused.values())
+    if len(kernels) != 1 or kernels[0].columns.firsts is not None:
+        raise InvalidArgumentError(
+            f"The Jacobian of {call.name} has not been called yet, or has kernels for arguments of different shapes or "
+            "for blocks of columns. Export a Jacobian(kernel, params, outputs) that was called once, without "
+            "chunk_size= and with enough memory for all columns."
+        )
+    return kernels[0]
+
+
+def _tangents(
+    prepared: Prepared, call: KernelCall, fused: JacobianKernel, shadows: list[Any]
+) -> tuple[list[tuple[str, int, int, int | None]], dict[str, tuple[int, int, int, tuple[int, ...]]]]:
+    """The arrays of tangents that a kernel takes, and the arrays of J that a call fills.
+
+    Returns:
+        Of each array of tangents: type, rows, columns, and the column from which on its rows are seeds. Of each array
+        of J, by name: the number of an array of tangents, the first of its columns, how many, and the shape.
+    """
+
+    def key_of(placed: Placed) -> Key:
+        """The name that the kernel has for the container of a parameter or output."""
+        if placed.target.kind in ("array", "argument"):
+            return ArrayArgument(call.first_position + placed.target.position)
+        if placed.key != placed.container and placed.container in fused.shadows:
+            raise UnsupportedError(f"{placed.target.name} is a part of a field. Export the Jacobian of the whole one.")
+        return placed.key
+
+    layout = lay_out(call, prepared.fields, prepared.params, prepared.outputs)
+    for o in layout.outputs:
+        if key_of(o) not in fused.shadows:
+            raise UnsupportedError(f"{o.target.name} of {call.name} depends on no params: nothing to export.")
+    params = {key_of(p): p.first for p in layout.params}
+    rows = {key_of(o): o.rows for o in layout.outputs} | {key: info.size for key, info in prepared.fields.infos.items()}
+    rows |= {ArrayArgument(n): info.size for n, info in fused.arrays.items()}
+    tangents: list[tuple[str, int, int, int | None]] = []
+    for key, c in zip(fused.shadows, shadows, strict=True):
+        size = fused.scratch_sizes[key] if isinstance(key, Scratch) else rows.get(key, 1)
+        tangents.append((c.dtype.name, size, 1 if isinstance(key, Scratch) else fused.columns.count, params.get(key)))
+    assert fused.program is not None
+    names = {id(c.object): c.name for c in fused.program.containers if not c.is_argument}
+    parts: dict[str, tuple[int, int, int, tuple[int, ...]]] = {}
+    for o, p in itertools.product(layout.outputs, layout.params):
+        n = fused.shadows.index(key_of(o))
+        by = names.get(id(p.target.field)) or p.target.argument or f"param_{layout.params.index(p)}"
+        name = shadows[n].name if len(params) == 1 else re.sub(r"\W", "_", f"{shadows[n].name}_by_{by}")
+        parts[name + "_" * (name in parts)] = n, p.first, p.size, (*o.shape, *p.shape)
+    return tangents, parts
 
 
 def _of_field(c: Container) -> str:
@@ -189,113 +249,3 @@ def bind({star}):
 
     return _run
 '''
-
-
-# A program as the text of a module with one factory, and as the ordinary kernel that this makes.
-
-_numbers = itertools.count()
-
-
-@dataclass(frozen=True)
-class Emitted:
-    """An emitted kernel and its text."""
-
-    kernel: Callable[..., object]  # takes the arguments of the user's kernel but for templates
-    tree: ast.Module  # of the kernel alone; nodes keep their places in the text
-    text: str
-    places: dict[int, str]  # texts that messages cite instead of a line of the text
-    hazards: frozenset[str]  # of the program
-
-    def __call__(self, *args: object) -> Any:
-        """Run it, compiled with settings that avoid Taichi's faults."""
-        with backend.with_functions_in_key(), backend.careful_compilation(self.hazards):
-            return self.kernel(*args)
-
-
-def build(program: Program) -> Emitted:
-    """The kernel that a program describes; Taichi compiles it when it is first called."""
-    text, objects, places = emit(program)
-    file = f"<{program.name} emitted {next(_numbers)}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    scope: dict[str, Any] = {"__name__": f"emitted_{program.name}"}
-    tree = backend.syntax_tree(text)
-    exec(compile(tree, file, "exec", dont_inherit=True), scope)
-    kernel = scope["make"](**objects)
-    weakref.finalize(kernel, linecache.cache.pop, file, None)
-    make = tree.body[-1]
-    assert isinstance(make, ast.FunctionDef)
-    _assign_at_once(make.body[-2:-1])
-    messages = {number: f"{place.message()}\n" for number, place in places.items()}
-    return Emitted(kernel, ast.Module(make.body[-2:-1], []), text, messages, program.hazards)
-
-
-def _assign_at_once(body: list[ast.stmt]) -> None:
-    """Make ``target = value`` an assignment expression, where Taichi has one target only.
-
-    Of a statement, which may have several, it makes a variable for the value, and another one for a new name. Its first
-    passes go over the whole kernel for each declaration and each assignment.
-    """
-    for n, s in enumerate(body):
-        match s:
-            case ast.Assign(targets=[ast.Name() | ast.Subscript() as target]):
-                value = ast.NamedExpr(target, s.value)  # type: ignore[arg-type]
-                body[n] = ast.copy_location(ast.Expr(ast.copy_location(value, s)), s)
-            case ast.FunctionDef() | ast.For() | ast.While():
-                _assign_at_once(s.body)
-            case ast.If():
-                _assign_at_once(s.body)
-                _assign_at_once(s.orelse)
-
-
-Places = dict[int, Place]  # of the user's statements, by the numbers of lines of a text
-
-HEADER = f"from math import inf, nan\n\n{RUNTIME.header}\n"
-
-
-def emit(program: Program) -> tuple[str, dict[str, object], Places]:
-    """The text of a program, and the objects that its factory takes.
-
-    Returns:
-        The text, which defines ``make(...)``; the objects by the names of its parameters; the places of its lines.
-    """
-    text, objects, places = factory(program)
-    start = f'"""Generated from {os.path.basename(program.file)}."""\n\n{HEADER}\n\n'
-    return start + text, objects, {start.count("\n") + number: place for number, place in places.items()}
-
-
-def factory(program: Program) -> tuple[str, dict[str, object], Places]:
-    """The text of ``make(...)`` and of the functions that it calls, see ``emit``."""
-    names = Names({name for a in program.arguments if a.value is not None for name in _taken(a.name, a.annotation)})
-    for container in program.containers:
-        names.container(container)
-    annotated = [(a.name, _annotation(names, a.annotation)) for a in program.arguments if a.value is not None]
-    returns = [_annotation(names, kind) for kind in program.returns]
-    lines = Lines(program, names, dict(annotated))
-    lines.block(program.body)
-    arrow = f" -> {returns[0]}" if len(returns) == 1 else f" -> ({', '.join(returns)})" if returns else ""
-    functions = [f"{e.text}\n" for _, e in sorted(lines.expressions.elementary.items())]
-    text = [
-        *functions,
-        f"def make({', '.join(names.objects)}):",
-        *lines.functions,
-        "    @ti.kernel",
-        f"    def {program.name}({', '.join(f'{name}: {kind}' for name, kind in annotated)}){arrow}:",
-        *lines.lines,
-        "",
-        f"    return {program.name}",
-        "",
-    ]
-    first = sum(e.count("\n") + 1 for e in functions) + 2
-    places = [*lines.places_of_functions, None, None, *lines.places]
-    return "\n".join(text), dict(names.objects), {n: p for n, p in enumerate(places, first) if p is not None}
-
-
-def _taken(name: str, annotation: object) -> Iterator[str]:
-    """An argument's name and those of its members, which Taichi 1.7.4 takes for names of arguments, too."""
-    yield name
-    for member, kind in getattr(annotation, "members", {}).items():
-        yield from _taken(member, kind)
-
-
-def _annotation(names: Names, annotation: object) -> str:
-    return annotation if isinstance(annotation, str) else names.object(annotation, "Struct")
