@@ -18,7 +18,7 @@ from taichi_ext.api.inputs.types import Format, Mode
 from taichi_ext.api.plans.exported import module_text
 from taichi_ext.api.runs.by_adjoint import HessianForm, RowsOrColumns
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
-from taichi_ext.api.runs.replay import JacobianProblem, Prepared, values_of
+from taichi_ext.api.runs.replay import PAIRS, JacobianProblem, Prepared, values_of
 from taichi_ext.api.runs.second_order import USES, check_energy
 from taichi_ext.api.runs.sparse_form import SparseForm
 from taichi_ext.api.runs.subject import EnergyGradient, RowSpace
@@ -56,7 +56,7 @@ class Plan:
                 raise InvalidArgumentError(f"{what} is empty; name at least one field, array or argument.")
         if use in USES:
             check_energy(call, output_targets, param_targets, use)
-            rebuild_outputs = rebuild_params if use in ("hessian", "projected") else _only
+            rebuild_outputs = rebuild_params if use in PAIRS else _only
         backend.materialize()
         question = JacobianProblem(param_targets, output_targets, rebuild_params, rebuild_outputs, options, use)
         self.prepared = Prepared(question=question, fields=FieldTable(call.labels), layout=backend.layout_version())

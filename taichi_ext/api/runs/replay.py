@@ -142,7 +142,7 @@ class Replay:
 
 _MOST_KNOWN = 256  # calls of one kind that are remembered
 _KNOWN = partial(Bounded[Hashable, Any], _MOST_KNOWN)
-_PAIRS = ("hessian", "projected")  # uses with a block for each pair of parameters
+PAIRS = ("hessian", "projected")  # uses with a block for each pair of parameters
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class JacobianProblem:
 
     def skeleton(self) -> object:
         """A dummy with the structure of the result."""
-        rows = self.params if self.use in _PAIRS else self.outputs
+        rows = self.params if self.use in PAIRS else self.outputs
         return self.result([[0] * len(self.params) for _ in rows])
 
 

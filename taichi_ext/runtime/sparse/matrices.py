@@ -118,6 +118,7 @@ def identity(size: int, dtype: Any) -> Matrix:
 @dataclass
 class _Known:
     inputs: tuple[Any, ...]  # kept, so that no other object gets the same id
+    mask: bytes  # of the entries that are not zero, where the result depends on these
     result: Any
     size: int
     round: int
@@ -138,23 +139,19 @@ class Arithmetic:
         self._round += 1
 
     def _find(
-        self, kind: str, inputs: tuple[object, ...], make: Callable[[], tuple[Pattern, object]]
+        self, kind: str, inputs: tuple[Any, ...], make: Callable[[], tuple[Pattern, Any]], mask: bytes = b""
     ) -> tuple[Pattern, Any]:
+        """The pattern of a result and its order, as in an earlier call with the same inputs and mask, if kept."""
         name = (kind, *map(id, inputs))
         known = self._known.get(name)
-        if known is None:
-            known = self._keep(name, inputs, make())
+        if known is None or known.mask != mask:
+            pattern, rest = result = make()
+            arrays = (pattern.indptr, pattern.indices, *(rest if isinstance(rest, list) else [rest]))
+            known = _Known(inputs, mask, result, sum(a.nbytes for a in arrays), self._round)
+            if known.size + sum(k.size for k in list(self._known.values())) <= MOST_KEPT:
+                self._known[name] = known
         known.round = self._round
         return known.result
-
-    def _keep(self, name: object, inputs: tuple[object, ...], result: tuple[Pattern, Any]) -> _Known:
-        """Keep a result, in place of an earlier one of the same name, if there is room."""
-        pattern, rest = result
-        arrays = (pattern.indptr, pattern.indices, *(rest if isinstance(rest, list) else [rest]))
-        known = _Known(inputs, result, sum(a.nbytes for a in arrays), self._round)
-        if known.size + sum(k.size for k in list(self._known.values())) <= MOST_KEPT:
-            self._known[name] = known
-        return known
 
     # --- operations
 
@@ -187,13 +184,8 @@ class Arithmetic:
     def without_zeros(self, pattern: Pattern, data: np.ndarray) -> Matrix:
         """The entries that are not zero, mostly those of the previous call."""
         is_there = data != 0
-        name = ("nonzero", id(pattern))
-        known = self._known.get(name)
         mask = is_there.tobytes()  # bytes are compared in a quarter of the time of arrays
-        if known is None or known.inputs[1] != mask:
-            known = self._keep(name, (pattern, mask), _nonzero_pattern(pattern, is_there))
-        known.round = self._round
-        result, entries = known.result
+        result, entries = self._find("nonzero", (pattern,), lambda: _nonzero_pattern(pattern, is_there), mask)
         return Matrix(result, data.take(entries))
 
     def without_rows(self, matrix: Matrix, rows: np.ndarray) -> Matrix | None:
