@@ -82,9 +82,9 @@ class KernelProgram:
         """The request for its tangents."""
         return seeds
 
-    def completed(self, found: Differentiated) -> Differentiated:
+    def completed(self, result: Differentiated) -> Differentiated:
         """The program with tangents, as it is scheduled."""
-        return found
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +104,14 @@ class GradientProgram(KernelProgram):
         """The request, without tangents of the energy itself where nothing reads it."""
         return replace(seeds, wants_return=False, ignored=self.ignored)
 
-    def completed(self, found: Differentiated) -> Differentiated:
+    def completed(self, result: Differentiated) -> Differentiated:
         """The program with tangents of the second order, of operations that Taichi has."""
-        body = mapped(found.program.body, lambda s: with_places(s, written_out))
+        body = mapped(result.program.body, lambda s: with_places(s, written_out))
         if self.unneeded is not None and self.unneeded not in read_containers(body):
             body = mapped(body, lambda s: () if isinstance(s, Store) and s.target.memory is self.unneeded else s)
         arrays: list[tuple[Purpose, Container]] = [(array.name, c) for c, array in self.arrays.items()]
         arrays += [] if self.adjoints is None else [(ADJOINTS, self.adjoints)]
-        return replace(found, program=replace(found.program, body=body), shadows=(*arrays, *found.shadows))
+        return replace(result, program=replace(result.program, body=body), shadows=(*arrays, *result.shadows))
 
 
 def program_of(
@@ -184,11 +184,11 @@ def _first_order_seeds(
 
 
 def _first_order_arrays(
-    found: Differentiated, target: EnergyTarget, infos: dict[Container, ContainerInfo], seeds: DifferentiationRequest
+    first: Differentiated, target: EnergyTarget, infos: dict[Container, ContainerInfo], seeds: DifferentiationRequest
 ) -> dict[Container, FirstOrder]:
     """The arrays that hold tangents of the first order, the gradient among them."""
     arrays: dict[Container, FirstOrder] = {}
-    for what, c in found.shadows:
+    for what, c in first.shadows:
         if what == ADJOINTS:
             continue
         of = infos[what].key if isinstance(what, Container) else what
@@ -196,7 +196,7 @@ def _first_order_arrays(
         if isinstance(what, Container):
             arrays[c] = _first_order(key, c, infos[what].size, target.columns, seeds.roles[what].first_column)
         else:
-            size = found.scratch_sizes[what] if isinstance(what, Scratch) else target.columns
+            size = first.scratch_sizes[what] if isinstance(what, Scratch) else target.columns
             arrays[c] = _first_order(key, c, 1, size)
     return arrays
 
@@ -219,15 +219,15 @@ def _first_launch(launch: Launch, energy: EnergyTarget) -> Launch:
 
 
 def _check_rows(
-    found: Differentiated, energy: Container | None, read: Mapping[Container, ContainerInfo]
+    first: Differentiated, energy: Container | None, read: Mapping[Container, ContainerInfo]
 ) -> frozenset[Container]:
     """Raise where the gradient takes tangents of intermediates that have a column for each entry of the parameters.
 
     Returns:
         The containers that have such tangents, which nothing reads.
     """
-    left_out = {what for what, _ in found.shadows if isinstance(what, Container) and what is not energy}
-    others = (what for what, _ in found.shadows if not isinstance(what, Container))
+    left_out = {what for what, _ in first.shadows if isinstance(what, Container) and what is not energy}
+    others = (what for what, _ in first.shadows if not isinstance(what, Container))
     intermediates = {c.name: read[c] for c in left_out if c in read}
     reason = FROM_INTERMEDIATES.format(", ".join(intermediates), "the same kernel")
     check_sparse(
@@ -342,8 +342,8 @@ def with_whole_fields(program: Program, launch: Launch) -> tuple[Program, dict[C
     layout may be another than that of the field. An array that the kernel is given twice is the first of its arguments.
     """
     positions = {leaf.name: n for n, leaf in enumerate(backend.leaf_arguments(launch.kernel))}
-    found = ((c, launch.arrays.get(positions[c.name])) for c in program.containers if c.is_argument)
-    arrays = [(c, info) for c, info in found if info is not None]
+    given = ((c, launch.arrays.get(positions[c.name])) for c in program.containers if c.is_argument)
+    arrays = [(c, info) for c, info in given if info is not None]
     wholes = _wholes(program)
     first = {info.key: c for c, info in reversed(arrays)}
     fields = ((whole, launch.fields.field(c.object)) for c, (whole, _) in wholes.items())

@@ -60,13 +60,13 @@ def flatten(tree: object, what: str = "", path: str = "", outer: tuple[int, ...]
 
 
 def _join(parts: list[Flat], make: Callable[[list[Any]], Any]) -> Flat:
-    leaves = [leaf for found, _ in parts for leaf in found]
+    leaves = [leaf for part, _ in parts for leaf in part]
 
     def rebuild(values: list[Any]) -> Any:
         rebuilt, at = [], 0
-        for found, inner in parts:
-            rebuilt.append(inner(values[at : at + len(found)]))
-            at += len(found)
+        for part, inner in parts:
+            rebuilt.append(inner(values[at : at + len(part)]))
+            at += len(part)
         return make(rebuilt)
 
     return leaves, rebuild

@@ -60,11 +60,11 @@ def check_out(leaves: Sequence[tuple[str, Any]], wanted: Sequence[tuple[tuple[in
         if tuple(given) != tuple(shape):
             raise InvalidArgumentError(f"{place} has shape {tuple(given)}; the Jacobian has {tuple(shape)}.")
         host = backend.host_values(target)
-        found = host.dtype if host is not None else backend.numpy_dtype_of(target)
+        given_type = host.dtype if host is not None else backend.numpy_dtype_of(target)
         if host is not None and not host.flags.writeable:
             raise InvalidArgumentError(f"{place} is read-only; give an array that can be written.")
-        if found != dtype:
-            raise InvalidArgumentError(f"{place} has dtype {found}; the Jacobian has {dtype}.")
+        if given_type != dtype:
+            raise InvalidArgumentError(f"{place} has dtype {given_type}; the Jacobian has {dtype}.")
 
 
 def _array_problem(array: Any) -> str:

@@ -358,12 +358,12 @@ def _products(
     return result
 
 
-def _take_alerts(evaluation: Evaluation, found: CotangentProducts, reverse: Reverse) -> None:
+def _take_alerts(evaluation: Evaluation, products: CotangentProducts, reverse: Reverse) -> None:
     """Warn of what kernels have noted; products that it makes doubtful become NaN."""
-    results = [numbers for numbers in (found.rows, found.moved) if numbers is not None]
+    results = [numbers for numbers in (products.rows, products.moved) if numbers is not None]
     has_nan = any(np.isnan(numbers).any() for numbers in results)  # second derivatives have it elsewhere, too
     paths = None if has_nan else reverse.paths
-    if warn_of_alerts(found.alerts, evaluation.prepared.fields, evaluation.layout, paths):
+    if warn_of_alerts(products.alerts, evaluation.prepared.fields, evaluation.layout, paths):
         for numbers in results:  # an adjoint that happens to be 0 says nothing
             numbers[:] = np.nan
 

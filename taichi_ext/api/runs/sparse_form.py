@@ -57,18 +57,18 @@ class SparseForm(DenseForm):
             return evaluation.out
         kind, device = evaluation.prepared.format, _device(evaluation)
         assert kind is not None
-        found = [
+        formatted = [
             [in_format(matrix, kind, element, device) for matrix, element in zip(row, sizes, strict=True)]
             for row, sizes in zip(blocks, elements, strict=True)
         ]
-        return found[0][0] if self.as_matrix else evaluation.prepared.question.result(found)
+        return formatted[0][0] if self.as_matrix else evaluation.prepared.question.result(formatted)
 
     def repeated(self, evaluation: Evaluation) -> Any:
         with evaluation.whole():
-            found = _repeated(evaluation, self._projection)
-            if found is None:
+            result = _repeated(evaluation, self._projection)
+            if result is None:
                 return None
-            block, is_symmetric = partial(_block, found[0]), found[1].is_symmetric
+            block, is_symmetric = partial(_block, result[0]), result[1].is_symmetric
             blocks = evaluation.subject.of_sparse(block, evaluation.layout, is_symmetric=is_symmetric)
         return self.result(evaluation, blocks)
 
@@ -172,14 +172,14 @@ def _adjoints(evaluation: Evaluation, intermediates: Mapping[object, int]) -> En
     return adjoints
 
 
-def _of_params(found: Any, rows: SparseRows, layout: Layout, intermediates: Mapping[object, int]) -> object:
+def _of_params(block: Any, rows: SparseRows, layout: Layout, intermediates: Mapping[object, int]) -> object:
     """The rows of the parameters, from the rows of the parameters and of the intermediate fields."""
     sizes = layout.sizes
     first = sum(sizes.values())
     along = [
-        [rows.block(key, container, size, found.dtype) for container in sizes] for key, size in intermediates.items()
+        [rows.block(key, container, size, block.dtype) for container in sizes] for key, size in intermediates.items()
     ]
-    total = (found[:first] + scipy_sparse().block_array(along, format="csr").T @ found[first:]).tocsr()
+    total = (block[:first] + scipy_sparse().block_array(along, format="csr").T @ block[first:]).tocsr()
     total.sort_indices()
     return total
 

@@ -134,13 +134,13 @@ class EnergyGradient(RowSpace):
         """Directions with their fixed entries set to 0."""
         return self.fixed.free(directions) if self.fixed else directions
 
-    def products(self, found: np.ndarray, directions: np.ndarray, layout: Layout) -> list[np.ndarray]:
+    def products(self, rows: np.ndarray, directions: np.ndarray, layout: Layout) -> list[np.ndarray]:
         """H times directions for each parameter, from products of the gradient's Jacobian with ``moved`` directions."""
-        return self.free_products(np.concatenate(self._by_param(found, layout)), directions, layout)
+        return self.free_products(np.concatenate(self._by_param(rows, layout)), directions, layout)
 
-    def free_products(self, found: np.ndarray, directions: np.ndarray, layout: Layout) -> list[np.ndarray]:
+    def free_products(self, products: np.ndarray, directions: np.ndarray, layout: Layout) -> list[np.ndarray]:
         """H times directions for each parameter, from H times ``moved`` directions, a row for each column of H."""
-        return by_param(np.where(self.fixed.mask[:, None], directions, found) if self.fixed else found, layout)
+        return by_param(np.where(self.fixed.mask[:, None], directions, products) if self.fixed else products, layout)
 
     def _by_param(self, matrix: np.ndarray, layout: Layout) -> list[np.ndarray]:
         """The rows of each parameter, of a matrix with a row for each entry of the gradient."""

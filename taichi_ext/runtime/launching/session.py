@@ -477,29 +477,29 @@ class Lost:
     """The fields and arrays that solvers have made constants of, and what to do if one of them is read."""
 
     def __init__(self) -> None:
-        self._found: dict[object, tuple[object, Callable[[object], None]]] = {}
+        self._names: dict[object, tuple[object, Callable[[object], None]]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._names)
 
-    def add(self, names: Mapping[Any, object], found: Callable[[Any], None]) -> None:
-        """These are constants, by key; ``found`` is called with the name of one that is read before it is written."""
-        self._found |= {key: (name, found) for key, name in names.items()}
+    def add(self, names: Mapping[Any, object], note: Callable[[Any], None]) -> None:
+        """These are constants, by key; ``note`` is called with the name of one that is read before it is written."""
+        self._names |= {key: (name, note) for key, name in names.items()}
 
     def note(self, read: Set[object], written: Set[object]) -> None:
         """A kernel or Python reads and writes."""
-        for key in list(self._found):
+        for key in list(self._names):
             if is_among(key, written):
-                del self._found[key]
+                del self._names[key]
             elif is_among(key, read):
-                name, found = self._found.pop(key)
-                found(name)
+                name, note = self._names.pop(key)
+                note(name)
 
     def read(self, key: object, value: object) -> bool:
         """Python reads a number, or a whole field or array; whether that is one of them."""
-        if not self._found:
+        if not self._names:
             return False
-        is_lost = any(is_among(found, {key}) for found in self._found)
+        is_lost = any(is_among(lost, {key}) for lost in self._names)
         if isinstance(value, float):
             self.note({key}, set())
         return is_lost

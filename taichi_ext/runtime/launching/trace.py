@@ -212,10 +212,10 @@ class Trace:
         given = {leaf.name: v for leaf, v in leaves if backend.is_template(leaf.annotation) and is_made(v, self.known)}
         if is_new or given:
             read = backend.values_read(kernel.func, given)
-            found = [v for path, v in read if is_new or not path.is_global]
-            found = [v.tolist() if isinstance(v, np.ndarray) and v.size <= _MOST_NUMBERS else v for v in found]
+            constants = [v for path, v in read if is_new or not path.is_global]
+            constants = [v.tolist() if isinstance(v, np.ndarray) and v.size <= _MOST_NUMBERS else v for v in constants]
             use = f"compiled into {kernel.func.__qualname__}"
-            self._add(use, kernel.func.__code__, chain.from_iterable(map(entries_of, found)))
+            self._add(use, kernel.func.__code__, chain.from_iterable(map(entries_of, constants)))
 
     def after_launch(self, kernel: backend.Kernel, values: Sequence[Any]) -> None:
         """A kernel has been launched."""

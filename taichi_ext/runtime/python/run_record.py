@@ -222,12 +222,12 @@ def taken_out(
 ) -> tuple[tuple[object, ...], tuple[object, ...], dict[str, list[Any]]]:
     """The arguments of a launch as plain values, and its leaf arguments; entries of these with tangents, by name."""
     values = backend.leaf_values(kernel, args)
-    found = tuple(map(entries_of, values))
-    if not any(is_dual(n) for entries in found for n in entries):
+    all_entries = tuple(map(entries_of, values))
+    if not any(is_dual(n) for entries in all_entries for n in entries):
         return args, values, {}
     plain: list[Any] = []
     tangents: dict[str, list[Any]] = {}
-    for leaf, value, entries in zip(backend.leaf_arguments(kernel), values, found, strict=True):
+    for leaf, value, entries in zip(backend.leaf_arguments(kernel), values, all_entries, strict=True):
         own = [n if is_dual(n) and n.run is run else plain_number(n) for n in entries]
         if any(is_dual(n) and n.run.is_over for n in entries):
             warn_of_old_number()

@@ -28,12 +28,12 @@ def _kernels(ti: ModuleType) -> tuple[Callable[..., None], ...]:
     array: Any = ti.types.ndarray(ndim=1)
 
     @ti.kernel
-    def gather(numbers: array, order: array, found: array):
+    def gather(numbers: array, order: array, result: array):
         for k in order:
-            found[k] = numbers[order[k]]
+            result[k] = numbers[order[k]]
 
     @ti.kernel
-    def add_up(numbers: array, order: array, starts: array, found: array, length: ti.template()):
+    def add_up(numbers: array, order: array, starts: array, result: array, length: ti.template()):
         for k in range(starts.shape[0] - 1):
             first = order[starts[k]]
             totals = ti.Vector([numbers[first + c] for c in ti.static(range(length))])
@@ -41,7 +41,7 @@ def _kernels(ti: ModuleType) -> tuple[Callable[..., None], ...]:
                 for c in ti.static(range(length)):
                     totals[c] += numbers[order[n] + c]
             for c in ti.static(range(length)):
-                found[length * k + c] = totals[c]
+                result[length * k + c] = totals[c]
 
     return gather, add_up
 

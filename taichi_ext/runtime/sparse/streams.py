@@ -210,8 +210,8 @@ class Streams:
             blocks = self._blocks[stage, key] = {}
             for (at, to, _), bundle in self._bundles.items():
                 if (at, to) == (stage, key):
-                    found = self._bundle_blocks(bundle, key, slots, kept)
-                    blocks.update((owner, (block, bundle)) for owner, block in found.items())
+                    parts = self._bundle_blocks(bundle, key, slots, kept)
+                    blocks.update((owner, (block, bundle)) for owner, block in parts.items())
 
     def _size(self, key: Key) -> int:
         """The number of entries of a container, or of a local that has separate columns in this launch."""
