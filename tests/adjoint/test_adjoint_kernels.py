@@ -355,25 +355,20 @@ def test_a_number_times_its_root():
 
 
 UNUSED = """\
-limited:
-    r = q[0] / q[1]
-    y[0] = ti.max(0.0, ti.min(2 * r, ti.min(0.5 * (r + 1), 2.0))) * q[2]
+limited: r = q[0] / q[1]; y[0] = ti.max(0.0, ti.min(2 * r, ti.min(0.5 * (r + 1), 2.0))) * q[2]
 branch:
     r = q[0] / q[1]
     y[0] = q[2]
     if q[1] > 0:
         y[0] += r
-selected:
-    y[0] = ti.select(q[0] > 20, q[0], ti.log(1 + q[2] * ti.exp(q[0])))
+selected: y[0] = ti.select(q[0] > 20, q[0], ti.log(1 + q[2] * ti.exp(q[0])))
 direction:
     n = ti.Vector([q[0], q[1]]).normalized()
     y[0] = q[2]
     if n[0] > 0.1:
         y[0] += n[0]
-angle:
-    y[0] = ti.select(q[1] == 0, q[2], q[2] * ti.atan2(q[1], q[0]) / q[1])
-logarithm:
-    y[0] = ti.max(ti.log(q[1]), -3.0) * q[2]
+angle: y[0] = ti.select(q[1] == 0, q[2], q[2] * ti.atan2(q[1], q[0]) / q[1])
+logarithm: y[0] = ti.max(ti.log(q[1]), -3.0) * q[2]
 stored:
     for i in z:
         z[i] = q[0] / q[i]
@@ -428,18 +423,12 @@ def test_choices_leave_out_infinite_values_without_another_way_back(name, monkey
 
 
 INFINITE = """\
-rooted:
-    y[0] = 1 / ti.sqrt(1 / q[0])
-chosen:
-    y[0] = 1 / ti.max(1 / q[0], 1.0)
-chosen_root:
-    y[0] = ti.max(1 / ti.sqrt(1 / q[0]), -1.0)
-harmonic:
-    y[0] = 1 / (1 / q[0] + 1 / q[1])
-product:
-    y[0] = q[0] * (1 / q[1])
-bounded:
-    y[0] = ti.tanh(ti.log(q[0]))
+rooted: y[0] = 1 / ti.sqrt(1 / q[0])
+chosen: y[0] = 1 / ti.max(1 / q[0], 1.0)
+chosen_root: y[0] = ti.max(1 / ti.sqrt(1 / q[0]), -1.0)
+harmonic: y[0] = 1 / (1 / q[0] + 1 / q[1])
+product: y[0] = q[0] * (1 / q[1])
+bounded: y[0] = ti.tanh(ti.log(q[0]))
 """
 
 

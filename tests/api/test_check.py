@@ -133,7 +133,7 @@ def test_float32_has_a_step_and_a_tolerance_of_its_own():
         def _(auto):
             return 1.1 * auto
 
-        wrong = kernel_of('y[1] = mark("root", ti.sqrt(x[2])) + x[3]', y=y, mark=mark, x=x)
+        wrong = kernel_of('y[1] = mark("root", ti.sqrt(x[2])) + x[3]', y=y, x=x)
         report = check_jacobian(wrong, x, y)
         assert not report
         assert report.blocks[0].worst.param == (2,)

@@ -92,7 +92,7 @@ def test_a_wrong_one_is_found_wherever_a_right_one_is_confirmed(table, factor, m
 def test_what_is_zero_at_small_steps_alone():
     """A part that rounding hides at the first step is not taken for zero, and neither is a J that is."""
     q, y = scalars([1e-9]), outputs(1)
-    kernel = kernel_of('y[0] = mark("value", (1000.0 + q[0]) ** 2 - 1e6)', y=y, mark=mark, q=q)
+    kernel = kernel_of('y[0] = mark("value", (1000.0 + q[0]) ** 2 - 1e6)', y=y, q=q)
     assert check_jacobian(kernel, q, y)
 
     @boundary_gradient("value")
@@ -138,7 +138,7 @@ def test_sparse_jacobians():
 
 def test_errors_show_the_users_frames_alone():
     q, y = scalars([0.3]), outputs(1)
-    kernel = kernel_of('y[0] = mark("value", q[0])', y=y, mark=mark, q=q)
+    kernel = kernel_of('y[0] = mark("value", q[0])', y=y, q=q)
 
     @boundary_gradient("value")
     def _(auto):
@@ -181,7 +181,7 @@ def test_an_offset_hides_an_output_that_oscillates():
 @pytest.mark.parametrize(("width", "at"), [(1e6, 7e7), (1e9, 1.0), (1e5, 1e8)])
 def test_an_output_that_oscillates_within_the_steps_is_undecided(width, at):
     q, y = scalars([at]), outputs(1)
-    kernel = kernel_of('y[0] = mark("value", ti.sin(width * q[0]) / width + q[0])', y=y, mark=mark, width=width, q=q)
+    kernel = kernel_of('y[0] = mark("value", ti.sin(width * q[0]) / width + q[0])', y=y, width=width, q=q)
     assert check_jacobian(kernel, q, y).verdict == "cannot tell"
 
     @boundary_gradient("value")

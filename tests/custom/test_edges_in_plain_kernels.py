@@ -6,14 +6,14 @@ import taichi as ti
 from kernel_texts import func_of
 from numpy.testing import assert_allclose
 
-from taichi_ext import coverage, edge
+from taichi_ext import edge
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
 BORDER = 1.3
 COVERED = np.array([0.0, 0.2, 1.0, 1.0, 1.0])  # of pixels of width 1 at 0, 1, ...
 
-right_of = func_of("py = 0.0; return coverage(px - border, at=(px, py))", "border, px", coverage=coverage)
+right_of = func_of("py = 0.0; return coverage(px - border, at=(px, py))", "border, px")
 
 
 @ti.real_func

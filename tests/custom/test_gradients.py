@@ -556,7 +556,7 @@ def _(d_a): {text if is_rule else "return d_a"}
 
 def test_what_a_mark_does_not_pass_along():
     x, y = scalars([0.3, 0.8]), outputs(1)
-    k = kernel_of('y[0] = mark("m", x[0], other=x[1])', y=y, mark=mark, x=x)
+    k = kernel_of('y[0] = mark("m", x[0], other=x[1])', y=y, x=x)
 
     @boundary_gradient("m")
     def _(auto, another):
@@ -570,8 +570,8 @@ def test_what_a_mark_does_not_pass_along():
 
 def test_misuse_of_mark():
     x, y = scalars([0.3, 0.8]), outputs(1)
-    number = kernel_of("y[0] = mark(3, x[0])", y=y, mark=mark, x=x)
-    no_value = kernel_of('y[0] = mark("m")', y=y, mark=mark)
+    number = kernel_of("y[0] = mark(3, x[0])", y=y, x=x)
+    no_value = kernel_of('y[0] = mark("m")', y=y)
     with pytest.raises(te.InvalidArgumentError, match="name is 3; expected a string"):
         jacobian(number, x, y)
     with pytest.raises(

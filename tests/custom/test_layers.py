@@ -11,7 +11,7 @@ from planar import area, clip, square
 from taichi_program import initialise
 
 import taichi_ext as te
-from taichi_ext import Jacobian, UnsupportedError, jacobian, layers, stop_gradient, value_and_jacobian
+from taichi_ext import Jacobian, UnsupportedError, jacobian, layers, value_and_jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -156,11 +156,7 @@ def test_shaded_balls():
         shading = ti.max(0.0, (light[0] * dx + light[1] * dy + light[2] * z) / p[2])
         return p[2] - ti.sqrt(dx * dx + dy * dy), 0.1 + 0.8 * shading
 
-    @ti.func
-    def edge_alone(n, x, y):
-        level, value = ball(n, x, y)
-        return level, stop_gradient(value)
-
+    edge_alone = func_of("level, value = ball(n, x, y); return level, stop_gradient(value)", "n, x, y", ball=ball)
     plan = Jacobian(layered(image, edge_alone, 1, 0.05), p, image)
     found, expected = 0, 0
     for by in np.linspace(-0.2, 0.2, 9):  # where pixels meet the edge at other places

@@ -212,9 +212,7 @@ def test_an_image_that_is_drawn_after_its_edges(ti64):
             value = image[i, j]
             image[i, j] = value**2
 
-    storing = kernel_of(
-        "for n in range(1): add_edge(image, p[n], p[n + 1], stores)", add_edge=add_edge, image=image, p=p, stores=stores
-    )
+    storing = kernel_of("for n in range(1): add_edge(image, p[n], p[n + 1], stores)", image=image, p=p, stores=stores)
     with pytest.warns(
         te.DerivativeWarning, match=r"line \d+.*\n.*p\[0\]\[0\]\nThe kernel stores to image after add_edge"
     ):

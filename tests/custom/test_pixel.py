@@ -14,7 +14,7 @@ from program_interpreter import Interpreter
 from supersampled import errors_by_column, sampler
 
 import taichi_ext as te
-from taichi_ext import Jacobian, UnsupportedError, edge, jacobian, layers, pixel, ray_level, vjp
+from taichi_ext import Jacobian, UnsupportedError, jacobian, layers, pixel, ray_level, vjp
 from taichi_ext.program import I32, Assign, Local, Read
 from taichi_ext.record import conditions
 
@@ -111,7 +111,7 @@ def test_arguments_that_are_passed_on_cannot_be_stored_to():
             image[i, j] = layers(shape, 1, 0.0, middle, at=(float(i), float(j)))
 
     without_at = kernel_of(
-        "for i, j in image: image[i, j] = pixel(shade, (i, j), x[0], x[1])", image=image, pixel=pixel, shade=shade, x=x
+        "for i, j in image: image[i, j] = pixel(shade, (i, j), x[0], x[1])", image=image, shade=shade, x=x
     )
     for kernel in (by_pixel, by_layers):
         with pytest.raises(UnsupportedError, match=r"middle \+= 1.0\nA value of shape \(2,\) is assigned to"):
@@ -321,7 +321,7 @@ def test_what_cannot_be_treated_is_refused():
     p, image, other = scalars([3.3, 2.0]), outputs(8, 6), outputs(8, 6)
     stores = func_of("other[0, 0] = x; return x * p[0]", "x, y", other=other, p=p)
     draws = func_of("return ti.select(ti.random() < x * p[0], 1.0, 0.0)", "x, y", p=p)
-    has_an_edge = func_of("return edge(p[0] - x, 1.0, 0.0, at=(x, y))", "x, y", edge=edge, p=p)
+    has_an_edge = func_of("return edge(p[0] - x, 1.0, 0.0, at=(x, y))", "x, y", p=p)
     takes_three = func_of("takes_three(x, y, z): return x * p[0] + y * z", p=p)
     for shade, message in (
         (stores, "must only read and compute"),

@@ -176,7 +176,7 @@ def test_unknown_names():
 
 def test_a_rule_for_a_mark_that_no_kernel_has():
     x, y = scalars([0.3, 0.8]), outputs(1)
-    k = kernel_of('y[0] = mark("present", x[0] * x[1])', y=y, mark=mark, x=x)
+    k = kernel_of('y[0] = mark("present", x[0] * x[1])', y=y, x=x)
     boundary_gradient("absent")(tripled)
     with pytest.warns(DerivativeWarning, match=r"'absent' \(.*test_registry.py:\d+\).*mark\('absent'.*'present'"):
         J = jacobian(k, x, y)
@@ -197,7 +197,7 @@ def doubled_mark(auto):
 
 def test_a_misspelt_rule_is_noticed_in_a_kernel_that_was_built_before():
     x, y = scalars([0.3, 0.8]), outputs(1)
-    k = kernel_of('y[0] = mark("rim", x[0] * x[1])', y=y, mark=mark, x=x)
+    k = kernel_of('y[0] = mark("rim", x[0] * x[1])', y=y, x=x)
     jacobian(k, x, y)
     boundary_gradient("rimm")(doubled_mark)
     with pytest.warns(DerivativeWarning, match=r"mark\('rimm'"):
@@ -210,7 +210,7 @@ def test_a_misspelt_rule_is_noticed_in_a_kernel_that_was_built_before():
 @pytest.mark.cpu_only("J in reverse mode is one of the CPU")
 def test_a_kernel_has_an_adjoint_again_after_a_rule_that_has_none():
     x, y = scalars([0.3, 0.8]), outputs(1)
-    k = kernel_of('y[0] = mark("area", x[0] * x[1])', y=y, mark=mark, x=x)
+    k = kernel_of('y[0] = mark("area", x[0] * x[1])', y=y, x=x)
     boundary_gradient("area")(squared)
     with pytest.raises(UnsupportedError, match="must be linear"):
         jacobian(k, x, y, mode="reverse")

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from reverse_mode import check_transpose, gradient, gradient_field
 
 import taichi_ext as te
-from taichi_ext import UnsupportedError, boundary_gradient, jacobian, registry, replace_gradient, stop_gradient
+from taichi_ext import UnsupportedError, boundary_gradient, jacobian, registry, stop_gradient
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -42,11 +42,7 @@ def check(function, expected, dtype=ti.f64, values=X):
 def test_rounded_values():
     """``ti.round`` and ``ti.tan`` are refused by Taichi's reverse mode; ties are rounded away from 0, as Taichi does."""
     values = np.array([0.5, -0.5, 1.5, 2.5, -0.3, 0.49999999999999994, 4503599627370497.0, 1e17])
-
-    @ti.func
-    def straight_through(a, i):
-        return replace_gradient(ti.round(a), 3.0 * a)
-
+    straight_through = func_of("return replace_gradient(ti.round(a), 3.0 * a)", "a, i")
     check(straight_through, np.full(8, 3.0), values=values)
     k, x, y = entrywise(straight_through, values=values)
     k()
@@ -54,18 +50,14 @@ def test_rounded_values():
     gradient(k, x, y, np.ones(8))
     k.grad()
     assert_array_equal(read(y), plain)
-
-    @ti.func
-    def beside(a, i):
-        return stop_gradient(ti.round(3.0 * a)) * a + ti.round(a) * a + ti.tan(a) * float(~i)
-
+    beside = func_of("return stop_gradient(ti.round(3.0 * a)) * a + ti.round(a) * a + ti.tan(a) * float(~i)", "a, i")
     whole = np.arange(4)
     check(beside, np.round(3 * X) + np.round(X) - (whole + 1) / np.cos(X) ** 2)
 
 
 def test_random_numbers_are_refused():
     """They would be others than in the launch of the kernel."""
-    f = func_of("return a * stop_gradient(ti.random())", "a, i", stop_gradient=stop_gradient)
+    f = func_of("return a * stop_gradient(ti.random())", "a, i")
     k, x, _ = entrywise(f)
     write(x.grad, np.full(4, 7.0))
     with pytest.raises(UnsupportedError, match=r"k.grad\(\): the kernel draws random numbers.*vjp"):
@@ -86,7 +78,7 @@ def test_what_a_kernel_reads_and_overwrites():
         for i in y:
             loss[None] += y[i] ** 2 + x[i]
 
-    in_place = kernel_of("for i in x: x[i] = stop_gradient(2.0) * x[i] ** 2", x=x, stop_gradient=stop_gradient)
+    in_place = kernel_of("for i in x: x[i] = stop_gradient(2.0) * x[i] ** 2", x=x)
 
     @ti.kernel
     def summed():
@@ -95,9 +87,7 @@ def test_what_a_kernel_reads_and_overwrites():
         for i in x:
             z[i] = y[i] ** 2
 
-    largest = kernel_of(
-        "for i in x: ti.atomic_max(y[i], stop_gradient(2.0) * x[i])", x=x, y=y, stop_gradient=stop_gradient
-    )
+    largest = kernel_of("for i in x: ti.atomic_max(y[i], stop_gradient(2.0) * x[i])", x=x, y=y)
 
     @ti.kernel
     def of_a_neighbour():
@@ -141,7 +131,7 @@ def test_stopped_values_are_exact(dtype):
     smallest, largest = (2.0**-41, 1e38) if dtype == ti.f32 else (1e-138, 1e300)
     values = np.array([smallest, -1 / 3, 2.0**24 + 2, -1e18, 3e19, largest, 0.0, np.inf])
     x, y, z = (gradient_field(v, dtype=dtype) for v in (values, np.zeros(8), np.ones(8)))
-    k = kernel_of("for i in x: y[i] = stop_gradient(x[i]) * z[i]", x=x, y=y, stop_gradient=stop_gradient, z=z)
+    k = kernel_of("for i in x: y[i] = stop_gradient(x[i]) * z[i]", x=x, y=y, z=z)
     gradient(k, z, y, np.ones(8))
     assert_array_equal(read(z.grad), read(x))
     assert_array_equal(read(x.grad), np.zeros(8))

@@ -10,23 +10,22 @@ from taichi_ext import Jacobian
 pytestmark = pytest.mark.usefixtures("ti64")
 
 
+PLACEMENTS = {
+    "dense": "dense 8",
+    "pointer": "pointer 4, dense 2",
+    "bitmasked": "dense 2, bitmasked 4",
+    "ordered": "dense 8",
+}
+PLACEMENTS |= {"dense pointer": "dense 4, pointer 2", "hash-like": "pointer 2, pointer 2, dense 2"}
+
+
 @pytest.mark.mostly_sweep("ordered")
-@pytest.mark.parametrize("kind", ["dense", "pointer", "bitmasked", "dense pointer", "hash-like", "ordered"])
+@pytest.mark.parametrize("kind", PLACEMENTS)
 def test_struct_for_on_placements(kind):
-    y = outputs(8)
-    p = ti.field(ti.f64)
-    if kind == "dense":
-        ti.root.dense(ti.i, 8).place(p)
-    elif kind == "pointer":
-        ti.root.pointer(ti.i, 4).dense(ti.i, 2).place(p)
-    elif kind == "bitmasked":
-        ti.root.dense(ti.i, 2).bitmasked(ti.i, 4).place(p)
-    elif kind == "dense pointer":
-        ti.root.dense(ti.i, 4).pointer(ti.i, 2).place(p)
-    elif kind == "hash-like":
-        ti.root.pointer(ti.i, 2).pointer(ti.i, 2).dense(ti.i, 2).place(p)
-    else:
-        ti.root.dense(ti.i, 8).place(p, offset=0)
+    y, p, node = outputs(8), ti.field(ti.f64), ti.root
+    for part in PLACEMENTS[kind].split(", "):
+        node = getattr(node, part.split()[0])(ti.i, int(part.split()[1]))
+    node.place(p, offset=0 if kind == "ordered" else None)
     for i in (1, 2, 5, 7):
         p[i] = 0.3 + 0.1 * i
     active = [i for i in range(8) if kind in ("dense", "ordered") or p[i] != 0 or is_active_block(kind, i)]

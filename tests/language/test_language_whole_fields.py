@@ -181,12 +181,5 @@ def test_loops_over_meshes_are_refused():
 def test_deactivation_in_the_loop_that_stores_is_refused():
     t, node = placed("rows")
     x, y = scalars(X), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            t[i, 0] = x[i]
-            ti.deactivate(node, [i // 2])
-            y[i] = t[i, 0]
-
+    k = kernel_of("for i in x: t[i, 0] = x[i]; ti.deactivate(node, [i // 2]); y[i] = t[i, 0]", x=x, t=t, node=node, y=y)
     check_refused(k, x, y, "a loop of its own", only_forward=True)  # adjoints know it

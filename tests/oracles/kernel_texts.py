@@ -12,6 +12,8 @@ import numpy as np
 import taichi as ti
 import taichi.math as tm
 
+import taichi_ext
+
 ARRAYS = {"A": ti.types.ndarray(), **{f"A{n}": ti.types.ndarray(ti.f64, ndim=n) for n in (1, 2)}}
 ROW = re.compile(r"^(\w+)(\(.*)?:\n", re.MULTILINE)
 
@@ -42,7 +44,7 @@ def kernels_of(
         decorator: of all functions.
         arguments: of those that name none.
         definitions: functions and classes before the kernels.
-        scope: what the bodies name, beside ``ti``, ``tm`` and ``np``.
+        scope: what the bodies name, beside ``ti``, ``tm``, ``np`` and functions of ``taichi_ext``.
     """
     _, *parts = ROW.split(_below(table).lstrip("\n"))
     before, indent, after = re.split(r"^( *)\.\.\.\n", textwrap.dedent(frame).lstrip("\n"), flags=re.MULTILINE)
@@ -96,9 +98,9 @@ def _run(text: str, scope: dict[str, Any]) -> dict[str, Any]:
     """Run a module of this text, which Taichi can read again; the names in it."""
     file = f"<kernels {zlib.crc32(text.encode())}.py>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-    arrays = {
-        name: kind for name, kind in ARRAYS.items() if f": {name}" in text
-    }  # no others: messages list what is known
-    names = {"ti": ti, "tm": tm, "np": np, **arrays, **scope}
+    # no others, since messages list what is known
+    known = {name: kind for name, kind in ARRAYS.items() if f": {name}" in text}
+    known |= {name: getattr(taichi_ext, name) for name in taichi_ext.__all__ if re.search(rf"\b{name}\(", text)}
+    names = {"ti": ti, "tm": tm, "np": np, **known, **scope}
     exec(compile(text, file, "exec", dont_inherit=True), names)
     return names

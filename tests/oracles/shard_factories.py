@@ -94,10 +94,7 @@ def shared_program(token):
         for i in r:
             r[i] += a[None] * ti.exp(-b[None] * time[i]) - height[None] * shape[i]
 
-    @ti.kernel
-    def move(by: ti.f64):
-        for i in r:
-            r[i] += by * shape[i]
+    move = kernel_of("for i in r: r[i] += by * shape[i]", "by: ti.f64", r=r, shape=shape)
 
     @ti.kernel
     def add_energy():
@@ -129,11 +126,7 @@ def threads(number):
     """A shard whose J is the number of threads of its Taichi program."""
     p, r = ti.field(ti.f64, 1), ti.field(ti.f64, 1)
     count = ti.cfg.cpu_max_num_threads
-
-    @ti.kernel
-    def scale():
-        r[0] = p[0] * count
-
+    scale = kernel_of("r[0] = p[0] * count", r=r, p=p, count=count)
     return scale, p, r
 
 

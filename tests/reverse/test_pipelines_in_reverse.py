@@ -184,12 +184,7 @@ def test_a_run_that_judges_python_keeps_to_the_memory():
     """It has tangents along each component of a param, one after the other where those of the array do not fit."""
     p, y = ti.Vector.field(9, ti.f64, 16), ti.field(ti.f64, 16)
     p.from_numpy(drawn(16, 9))
-
-    @ti.kernel
-    def step(a: ti.types.ndarray(dtype=ti.f64, ndim=1)):
-        for i in y:
-            a[i] += p[i].sum()
-            y[i] = a[i] * p[i].norm_sqr()
+    step = kernel_of("for i in y: a[i] += p[i].sum(); y[i] = a[i] * p[i].norm_sqr()", "a: A1", y=y, p=p)
 
     def run(a):
         a[:] = 0

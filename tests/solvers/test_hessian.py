@@ -11,7 +11,7 @@ from kernel_texts import func_of, kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 import taichi_ext as te
-from taichi_ext import UnsupportedError, edge, hessian, hvp
+from taichi_ext import UnsupportedError, hessian, hvp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -210,7 +210,7 @@ def test_rules_and_edges_have_no_second_derivative(program):
 
     with_rule = kernel_of("energy[None] = bump(x[0])", energy=energy, bump=bump, x=x)
     with_edge = kernel_of(
-        "for i, j in ti.ndrange(2, 2): energy[None] += edge(i + j - x[0], 1.0, 0.0)", energy=energy, edge=edge, x=x
+        "for i, j in ti.ndrange(2, 2): energy[None] += edge(i + j - x[0], 1.0, 0.0)", energy=energy, x=x
     )
     for kernel, name in ((with_rule, "a function with a rule"), (with_edge, "edge")):
         with pytest.raises(UnsupportedError, match=f"The second derivative of {name}"):

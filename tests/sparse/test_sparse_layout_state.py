@@ -241,13 +241,7 @@ def test_cells_that_a_kernel_activates_and_deactivates_by_name():
     node.place(t)
     t[5] = 3.0
     count = kernel_of("for i in node: y[n] += x[0] * x[1]", "n: int", node=node, y=y, x=x)
-
-    @ti.kernel
-    def change():
-        ti.activate(node, [2])
-        ti.deactivate(node, [5])
-        ti.activate(node, [3])
-
+    change = kernel_of("ti.activate(node, [2]); ti.deactivate(node, [5]); ti.activate(node, [3])", node=node)
     run = lambda: (count(0), change(), count(1))
     J = jacobian(run, x, y, chunk_size=1)
     assert_allclose(J, [[-1.5, 0.5, 0], [-3, 1, 0]], rtol=1e-14)
