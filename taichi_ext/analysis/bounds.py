@@ -20,25 +20,15 @@ from taichi_ext.simplify.usage import assigned_locals
 
 @dataclass(frozen=True)
 class UncertainAccess:
-    """An index of an entry with tangents that may be out of range, or is known to be.
+    """An index of an entry with tangents that may be out of range, or is known to be."""
 
-    Attributes:
-        place: where it stands.
-        name: the container or local.
-        axis: the number of the index, None where there is one alone.
-        first: the least index that there is.
-        end: the end of the indices.
-        sides: in words, where it may be.
-        number: an index outside that it does have, None where that is not known.
-    """
-
-    place: ir.Place | None
-    name: str
-    axis: int | None
-    first: int
-    end: int
-    sides: str
-    number: int | None
+    place: ir.Place | None  # where it stands
+    name: str  # the container or local
+    axis: int | None  # the number of the index, None where there is one alone
+    first: int  # the least index that there is
+    end: int  # the end of the indices
+    sides: str  # in words, where it may be
+    number: int | None  # an index outside that it does have, None where that is not known
 
     def warning(self) -> str:
         """Of an index that does leave: a sentence after the place in the source."""

@@ -55,15 +55,10 @@ Edge = tuple[Hashable, Hashable]
 
 @dataclass(frozen=True)
 class Paths:
-    """What a kernel computes from what: edges between keys of containers, parts of these, locals and cuts.
+    """What a kernel computes from what: edges between keys of containers, parts of these, locals and cuts."""
 
-    Attributes:
-        smooth: with a derivative.
-        any: in any way.
-    """
-
-    smooth: tuple[Edge, ...] = ()
-    any: tuple[Edge, ...] = ()
+    smooth: tuple[Edge, ...] = ()  # with a derivative
+    any: tuple[Edge, ...] = ()  # in any way
 
     @property
     def cuts(self) -> list[Cut]:

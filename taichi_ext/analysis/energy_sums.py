@@ -33,14 +33,10 @@ class _Occurrence:
 
 @dataclass
 class _Uses:
-    """Where the locals and the energy are declared, written and read, and where blocks are left.
+    """Where the locals and the energy are declared, written and read, and where blocks are left."""
 
-    Attributes:
-        energy: see ``EnergySums``.
-        weights: the factors of locals in the energy; None for those that it is no sum of.
-    """
-
-    energy: ir.Container | None
+    energy: ir.Container | None  # see ``EnergySums``
+    # the factors of locals in the energy; None for those that it is no sum of
     weights: dict[ir.Local, float | None] = field(default_factory=dict)
     declared: dict[ir.Local, _Occurrence] = field(default_factory=dict)
     writes: dict[object, list[_Occurrence]] = field(default_factory=dict)

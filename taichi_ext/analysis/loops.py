@@ -13,10 +13,7 @@ from taichi_ext.program import Body, Const, Container, For, If, Jump, Local, Siz
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """One loop: ``atoms`` are its variables in index expressions, ``bounds`` the ranges of these, if known.
-
-    ``reach`` are these ranges, too, where not all of their indices may be visited: the cells of a sparse field.
-    """
+    """One loop: ``atoms`` are its variables in index expressions, ``bounds`` the ranges of these, if known."""
 
     statement: For | While
     is_parallel: bool
@@ -24,7 +21,7 @@ class Loop:
     bounds: tuple[tuple[int, int], ...] | None = None
     is_interrupted: bool = False  # by a continue or break: not all of its body may be reached
     changes: frozenset[Local | Container] = frozenset()  # locals and containers written in it
-    reach: tuple[tuple[int, int], ...] | None = None
+    reach: tuple[tuple[int, int], ...] | None = None  # the same where cells may be left out, as in a sparse field
 
     @property
     def iterations(self) -> int | None:
@@ -41,15 +38,12 @@ class Loop:
 
 @dataclass(frozen=True)
 class Extent:
-    """The indices of a container: a shape from an offset on.
-
-    ``is_full``: whether a loop over it visits all of them; ``is_safe``: whether no index is ever out of range.
-    """
+    """The indices of a container: a shape from an offset on."""
 
     shape: tuple[int, ...]
     offset: tuple[int, ...]
-    is_full: bool = True
-    is_safe: bool = False
+    is_full: bool = True  # whether a loop over it visits all of them
+    is_safe: bool = False  # whether no index is ever out of range
 
     @property
     def bounds(self) -> tuple[tuple[int, int], ...]:

@@ -104,15 +104,12 @@ ALERT_PLACES = 256  # of each alert: how many a kernel has stored to says in how
 
 
 class Alert(NamedTuple):
-    """What a kernel says.
-
-    Attributes:
-        field: a function that gives the field that is stored to there, as long as it exists, None for an array; None
-            where nothing is stored.
-    """
+    """What a kernel says."""
 
     what: str  # the message; ``{pixels}`` in it stands for the number of pixels
     place: Any  # where it stands in the source
+    # a function that gives the field that is stored to there, as long as it exists, None for an array; None where
+    # nothing is stored
     field: Callable[[], object] | None
     is_undefined: bool  # whether there is no derivative
 

@@ -351,14 +351,10 @@ class Builder:
 
 @dataclass(frozen=True)
 class Expressions:
-    """The values of the current statement, and those in temporaries.
+    """The values of the current statement, and those in temporaries."""
 
-    Attributes:
-        builder: the builder that declares temporaries.
-        is_again: whether the new program is differentiated again; values are then not replaced by their known numbers.
-    """
-
-    builder: Builder
+    builder: Builder  # the builder that declares temporaries
+    # whether the new program is differentiated again; values are then not replaced by their known numbers
     is_again: bool = field(kw_only=True)
     kept: dict[Value, Value] = field(default_factory=dict)
 

@@ -43,19 +43,12 @@ class LaunchArray(OwnArray):
 
 @dataclass(frozen=True)
 class SiteArray(LaunchArray):
-    """An array of a site of a sparse Jacobian, or of a loop around it.
+    """An array of a site of a sparse Jacobian, or of a loop around it."""
 
-    Attributes:
-        number: of the site, the loop or the counter.
-        what: the kind of its contents.
-        owner: the owner of the columns of the entries; None if it is only known at run time.
-        key: of the container that the site writes to.
-    """
-
-    number: int
-    what: Literal["entries", "integers", "lengths", "offsets", "counts"]
-    owner: Key = None
-    key: Key = None
+    number: int  # of the site, the loop or the counter
+    what: Literal["entries", "integers", "lengths", "offsets", "counts"]  # the kind of its contents
+    owner: Key = None  # the owner of the columns of the entries; None if it is only known at run time
+    key: Key = None  # of the container that the site writes to
 
 
 @dataclass(frozen=True)

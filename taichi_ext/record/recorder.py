@@ -196,7 +196,7 @@ def record(
     """
     with backend.deep_recursion(kernel):
         rewritten = rewrite(kernel.func, None)
-        r = Recording(kernel, _library, rules or NoRules(), constants, order)
+        r = Recording(kernel, _library, rules or NoRules(), constants or Constants(), order)
         scope = {**backend.global_variables(kernel.func), **r.library.names}
         for position in kernel.template_slot_locations:
             scope[backend.arguments(kernel)[position].name] = args[position]

@@ -7,7 +7,7 @@ import re
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 import taichi_ext.program as ir
@@ -49,33 +49,29 @@ class NextLoop:
     config: dict[str, Any] = field(default_factory=dict)  # the settings of the loop to come
 
 
+@dataclass(eq=False)
 class Recording:
     """The state shared by all parts of the recorder."""
 
-    def __init__(
-        self,
-        kernel: backend.Kernel,
-        library: Callable[[Recording], Any],
-        rules: Any,
-        constants: Constants | None,
-        order: int,
-    ) -> None:
-        self.kernel = kernel
-        self.arguments: tuple[ir.Argument, ...] = ()
-        self.rules = rules  # of users, that apply to the kernel
-        self.order = order  # of the derivatives
-        self.constants = constants or Constants()
-        self.constants.library = library(self)
-        self.frames: list[Frame] = []
-        self.blocks = [OpenBlock()]
-        self.containers: dict[int, ir.Container] = {}  # of array arguments, then of the fields met so far, by identity
-        self.loop = NextLoop()
-        # the source of each local, with an index, that was declared as a copy; how often both had changed
-        self._copies: dict[Any, Any] = {}
-        self._changes: Counter[ir.Local] = Counter()
-        self.stopped: list[object] = []  # the functions and marks whose rules are being walked
-        self.has_alerts = False
-        self._places: dict[Any, ir.Place | None] = {}
+    kernel: backend.Kernel
+    make_library: InitVar[Callable[[Recording], Any]]
+    rules: Any  # of users, that apply to the kernel
+    constants: Constants
+    order: int  # of the derivatives
+    arguments: tuple[ir.Argument, ...] = ()
+    frames: list[Frame] = field(default_factory=list)
+    blocks: list[OpenBlock] = field(default_factory=lambda: [OpenBlock()])
+    containers: dict[int, ir.Container] = field(default_factory=dict)  # of arguments and the fields met, by identity
+    loop: NextLoop = field(default_factory=NextLoop)
+    # the source of each local, with an index, that was declared as a copy; how often both had changed
+    _copies: dict[Any, Any] = field(default_factory=dict)
+    _changes: Counter[ir.Local] = field(default_factory=Counter)
+    stopped: list[object] = field(default_factory=list)  # the functions and marks whose rules are being walked
+    has_alerts: bool = False
+    _places: dict[Any, ir.Place | None] = field(default_factory=dict)
+
+    def __post_init__(self, make_library: Callable[[Recording], Any]) -> None:
+        self.constants.library = make_library(self)
 
     @property
     def library(self) -> Any:

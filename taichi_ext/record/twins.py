@@ -43,15 +43,11 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Vectors:
-    """The calls whose vectors a value depends on.
+    """The calls whose vectors a value depends on."""
 
-    Attributes:
-        calls: all of them, by their numbers.
-        tied: those with a pair of neighbouring values at which it has no derivative if they are equal; then come the
-            pairs of singular values of opposite signs.
-    """
-
-    calls: frozenset[int] = frozenset()
+    calls: frozenset[int] = frozenset()  # all of them, by their numbers
+    # those with a pair of neighbouring values at which it has no derivative if they are equal; then come the pairs of
+    # singular values of opposite signs
     tied: frozenset[tuple[int, int]] = frozenset()
 
 

@@ -378,14 +378,11 @@ def _length(s: ir.Statement) -> int:
 
 @dataclass(frozen=True)
 class _Memory:
-    """The locals and containers that statements and their blocks store to, and those that they read.
-
-    ``places``: those of the accesses to local arrays, without their constants.
-    """
+    """The locals and containers that statements and their blocks store to, and those that they read."""
 
     stored: set[ir.Local | ir.Container] = field(default_factory=set)
     read: set[ir.Local | ir.Container] = field(default_factory=set)
-    places: set[tuple[ir.Local, object]] = field(default_factory=set)
+    places: set[tuple[ir.Local, object]] = field(default_factory=set)  # in local arrays, without their constants
 
     def add(self, later: _Memory) -> None:
         self.stored.update(later.stored)

@@ -33,14 +33,11 @@ FALSE, TRUE = ir.Const(False, ir.U1), ir.Const(True, ir.U1)
 
 @dataclass(frozen=True)
 class _Loop:
-    """The masks of a loop: the lanes that have not left it, and those that have not left the iteration.
-
-    ``end`` is the jump that all lanes take where the last one leaves the iteration.
-    """
+    """The masks of a loop: the lanes that have not left it, and those that have not left the iteration."""
 
     lanes: ir.Local
     iteration: ir.Local
-    end: str
+    end: str  # the jump that all lanes take where the last one leaves the iteration
 
 
 def with_masks(
@@ -70,15 +67,12 @@ def with_masks(
 
 @dataclass(frozen=True)
 class _Lanes:
-    """The lanes that take part in a block: their mask, those around it up to the iteration's, and the loop.
-
-    ``is_some``: there is at least one.
-    """
+    """The lanes that take part in a block: their mask, those around it up to the iteration's, and the loop."""
 
     mask: ir.Local | None = None
     around: tuple[ir.Local, ...] = ()
     loop: _Loop | None = None
-    is_some: bool = True
+    is_some: bool = True  # whether there is at least one
 
 
 @dataclass(frozen=True)

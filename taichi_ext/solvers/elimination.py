@@ -57,13 +57,10 @@ class BlockCut:
 
 
 class _Plan(NamedTuple):
-    """The terms of a product, by the blocks of the result.
+    """The terms of a product, by the blocks of the result."""
 
-    Attributes:
-        terms: the blocks of the factors by term, and for each block of the result its first term, the end of its terms,
-            and its place; for the product of a matrix with its own transpose, without blocks below the diagonal.
-    """
-
+    # the blocks of the factors by term, and for each block of the result its first term, the end of its terms, and its
+    # place; for the product of a matrix with its own transpose, without blocks below the diagonal
     terms: list[np.ndarray]
     pattern: Pattern  # of the result
     before: np.ndarray | None  # places of the blocks of the matrix that it is added to

@@ -34,12 +34,7 @@ _KEPT = 256  # shards whose programs a process keeps, the last ones that were us
 
 
 class Task(NamedTuple):
-    """A part of the work, as it is sent to a worker.
-
-    Attributes:
-        loss: the arguments ``loss``, ``f_scale`` and ``loss_over`` of the normal equations; None where J is wanted, and
-            ``GRADIENT`` where an energy and its gradient are.
-    """
+    """A part of the work, as it is sent to a worker."""
 
     shard: int  # its number
     factory: str  # the import path of the function that makes its program
@@ -49,6 +44,8 @@ class Task(NamedTuple):
     shapes: list[tuple[int, ...]]  # of the params
     format: str | None  # of J
     x: np.ndarray  # the values of the params, as one vector
+    # the arguments ``loss``, ``f_scale`` and ``loss_over`` of the normal equations; None where J is wanted, and
+    # ``GRADIENT`` where an energy and its gradient are
     loss: tuple[object, object, str] | None
     is_finite: bool  # whether residuals that are not finite are an error
     neighbours: int = 1  # how many workers share the machine

@@ -34,35 +34,22 @@ class Role:
 
 @dataclass(frozen=True)
 class Device:
-    """The machine that a program is differentiated for.
+    """The machine that a program is differentiated for."""
 
-    Attributes:
-        is_host: whether it is a CPU.
-        by_column: whether columns of shadows are contiguous in memory.
-        threads: the number of threads of a parallel loop; 0 if threads cannot be numbered.
-        block: how many of them a block of a GPU has, unless the loop says it.
-    """
-
-    is_host: bool = True
-    by_column: bool = False
-    threads: int = 0
-    block: int = 1
+    is_host: bool = True  # whether it is a CPU
+    by_column: bool = False  # whether columns of shadows are contiguous in memory
+    threads: int = 0  # the number of threads of a parallel loop; 0 if threads cannot be numbered
+    block: int = 1  # how many of them a block of a GPU has, unless the loop says it
 
 
 @dataclass(frozen=True)
 class Use:
-    """The use of a program with tangents that is not launched as it is.
+    """The use of a program with tangents that is not launched as it is."""
 
-    Attributes:
-        is_lowered: whether its boundaries become ``weighted`` sums, which an adjoint is made of.
-        is_again: whether it is the gradient of an energy, and is differentiated again.
-        sums: the energy, if its gradient is added up term by term.
-        intermediates: the containers that the energy is computed from, if written here; they have columns.
-    """
-
-    is_lowered: bool = False
-    is_again: bool = False
-    sums: EnergySums | None = None
+    is_lowered: bool = False  # whether its boundaries become ``weighted`` sums, which an adjoint is made of
+    is_again: bool = False  # whether it is the gradient of an energy, and is differentiated again
+    sums: EnergySums | None = None  # the energy, if its gradient is added up term by term
+    # the containers that the energy is computed from, if written here; they have columns
     intermediates: frozenset[Container] = frozenset()
 
 

@@ -39,31 +39,19 @@ OwnSeeds = Mapping[ir.Local, Mapping[int, LocalSeed]]
 
 @dataclass(frozen=True)
 class Facts:
-    """The request of a differentiation, and facts that follow from the text of the program.
+    """The request of a differentiation, and facts that follow from the text of the program."""
 
-    Attributes:
-        program: the program to differentiate.
-        seeds: the request.
-        activity: the values that carry tangents.
-        own_seeds: seeds without a column, by local and entry: of positions of pixels and tangents of rules.
-        olds: locals for the old values that atomic operations return.
-        changed: the locals that are assigned to.
-        indices: the normal forms of indices; the names of new locals are added to them.
-        columns: the number of columns of a row.
-        serial: the parallel loops that run serially.
-    """
-
-    program: ir.Program
-    seeds: DifferentiationRequest
-    activity: Activity
-    own_seeds: OwnSeeds
-    olds: Mapping[ir.Statement, ir.Local]
-    changed: AbstractSet[ir.Local]
-    indices: Indices
+    program: ir.Program  # the program to differentiate
+    seeds: DifferentiationRequest  # the request
+    activity: Activity  # the values that carry tangents
+    own_seeds: OwnSeeds  # seeds without a column, by local and entry: of positions of pixels and tangents of rules
+    olds: Mapping[ir.Statement, ir.Local]  # locals for the old values that atomic operations return
+    changed: AbstractSet[ir.Local]  # the locals that are assigned to
+    indices: Indices  # the normal forms of indices; the names of new locals are added to them
     loops: Mapping[ir.Statement, Loop]
     stores: Stores
-    columns: int
-    serial: frozenset[ir.Statement] = frozenset()
+    columns: int  # the number of columns of a row
+    serial: frozenset[ir.Statement] = frozenset()  # the parallel loops that run serially
 
     @classmethod
     def of(cls, program: ir.Program, seeds: DifferentiationRequest, activity: Activity, own_seeds: OwnSeeds) -> Facts:
@@ -203,30 +191,18 @@ class Declaration:
 
 @dataclass(frozen=True)
 class PassState:
-    """One walk over the statements of a program.
+    """One walk over the statements of a program."""
 
-    Attributes:
-        facts: facts about the program.
-        plan: the storage of tangents.
-        blocks: the blocks of columns that the program is valid for so far.
-        builder: where statements are emitted.
-        expressions: the values of the statement, and those in temporaries.
-        cursor: the current statement of the walk.
-        naming: the names of columns and indices.
-        numbering: the columns.
-        arguments: the arguments of the new kernel after those of the original one.
-        problems: errors in the program, raised at the end unless another walk may resolve them.
-    """
-
-    facts: Facts
-    plan: StoragePlan
-    blocks: Blocks
-    builder: Builder
-    expressions: Expressions
-    cursor: Cursor
-    naming: Naming
-    numbering: RowNumbering
-    arguments: Arguments
+    facts: Facts  # facts about the program
+    plan: StoragePlan  # the storage of tangents
+    blocks: Blocks  # the blocks of columns that the program is valid for so far
+    builder: Builder  # where statements are emitted
+    expressions: Expressions  # the values of the statement, and those in temporaries
+    cursor: Cursor  # the current statement of the walk
+    naming: Naming  # the names of columns and indices
+    numbering: RowNumbering  # the columns
+    arguments: Arguments  # the arguments of the new kernel after those of the original one
+    # errors in the program, raised at the end unless another walk may resolve them
     problems: list[str] = field(default_factory=list)
 
     def declaration(self, local: ir.Local) -> Declaration:

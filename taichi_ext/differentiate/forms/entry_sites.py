@@ -48,50 +48,31 @@ class Group:
 
 @dataclass(frozen=True)
 class SiteLoops:
-    """The loops around a site.
+    """The loops around a site."""
 
-    Attributes:
-        loops: identifiers of all loops.
-        axes: the loops whose numbers of iterations are known.
-        opened: the number of the open loop, whose number of iterations is only known at run time.
-        counter: the number of the counter of the site's slots, if their number is only known at run time.
-    """
-
-    loops: tuple[Loop, ...]
-    axes: tuple[Axis, ...]
-    opened: int | None
-    counter: int | None
+    loops: tuple[Loop, ...]  # identifiers of all loops
+    axes: tuple[Axis, ...]  # the loops whose numbers of iterations are known
+    opened: int | None  # the number of the open loop, whose number of iterations is only known at run time
+    counter: int | None  # the number of the counter of the site's slots, if their number is only known at run time
 
 
 @dataclass(frozen=True)
 class Site:
-    """One statement that writes tangents.
+    """One statement that writes tangents."""
 
-    Attributes:
-        number: among the sites of a kernel, in the order of the text.
-        stage: the top-level statement that contains it, and a step of that: a stage never reads its own writes.
-        key: the container that it writes to.
-        is_sum: whether it adds to entries rather than replacing them.
-        is_conditional: whether some slots may not be filled; the integers then end with a flag.
-        is_injective: whether no two slots have the same row.
-        rows: the row of each part.
-        atoms: the integers that each slot keeps.
-        groups: the entries by owner.
-        has_rows: whether entries come from rows of tangents, which may have zeros anywhere.
-        parts: for a Hessian whose slots are symmetric blocks, the part that each column belongs to.
-    """
-
-    number: int
+    number: int  # among the sites of a kernel, in the order of the text
+    # the top-level statement that contains it, and a step of that: a stage never reads its own writes
     stage: tuple[int, int]
-    key: Key
-    is_sum: bool
+    key: Key  # the container that it writes to
+    is_sum: bool  # whether it adds to entries rather than replacing them
     around: SiteLoops
-    is_conditional: bool
-    is_injective: bool
-    rows: tuple[Affine, ...]
-    atoms: tuple[Atom, ...]
-    groups: tuple[Group, ...]
-    has_rows: bool = False
+    is_conditional: bool  # whether some slots may not be filled; the integers then end with a flag
+    is_injective: bool  # whether no two slots have the same row
+    rows: tuple[Affine, ...]  # the row of each part
+    atoms: tuple[Atom, ...]  # the integers that each slot keeps
+    groups: tuple[Group, ...]  # the entries by owner
+    has_rows: bool = False  # whether entries come from rows of tangents, which may have zeros anywhere
+    # for a Hessian whose slots are symmetric blocks, the part that each column belongs to
     parts: Mapping[Affine, int] | None = None
 
     @property
@@ -116,23 +97,14 @@ class Site:
 
 @dataclass(frozen=True)
 class EntryTarget:
-    """A container whose tangents are written as entries, or a local with separate columns.
+    """A container whose tangents are written as entries, or a local with separate columns."""
 
-    Attributes:
-        key: its identity.
-        name: its name in messages.
-        size: its number of entries.
-        dtype: their type.
-        is_columns: whether its entries are separate columns.
-        opened: the number of an open loop; there are ``size`` entries for each of its iterations.
-    """
-
-    key: Key
-    name: str
-    size: int
-    dtype: Type
-    is_columns: bool
-    opened: int | None = None
+    key: Key  # its identity
+    name: str  # its name in messages
+    size: int  # its number of entries
+    dtype: Type  # their type
+    is_columns: bool  # whether its entries are separate columns
+    opened: int | None = None  # the number of an open loop; there are ``size`` entries for each of its iterations
 
 
 @dataclass(frozen=True)

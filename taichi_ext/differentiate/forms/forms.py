@@ -51,15 +51,11 @@ class LocalSeed:
     """A seed without a column: an entry of a pixel's position, of a tangent of a rule, or a root.
 
     It has no number, so no row, slot, shadow or tape can hold it: its coefficients are in registers.
-
-    Attributes:
-        local: the local.
-        entry: the number of its entry.
-        position: the entries of a pixel's position of which it is one; they do not depend on each other.
     """
 
-    local: Local
-    entry: int = 0
+    local: Local  # the local
+    entry: int = 0  # the number of its entry
+    # the entries of a pixel's position of which it is one; they do not depend on each other
     position: frozenset[tuple[Local, int]] = field(default=frozenset(), compare=False)
 
 
@@ -112,17 +108,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Guarded:
-    """A coefficient of a row, where the coefficient or the row may be infinite.
-
-    ``may_be_infinite``: the coefficient may be; where the row is zero, so is the product. ``is_chosen``: where the
-    coefficient is zero, so is the product, since a choice did not pick the row. ``is_again``: whether the product is
-    differentiated again.
-    """
+    """A coefficient of a row, where the coefficient or the row may be infinite."""
 
     factor: Coefficient
-    is_chosen: bool = False
-    may_be_infinite: bool = True
-    is_again: bool = False
+    is_chosen: bool = False  # where the coefficient is zero, so is the product: a choice did not pick the row
+    may_be_infinite: bool = True  # the coefficient may be; where the row is zero, so is the product
+    is_again: bool = False  # whether the product is differentiated again
 
 
 Weight = Coefficient | Guarded

@@ -16,25 +16,16 @@ from taichi_ext.program.build import Builder, Coefficient, operation
 
 @dataclass(frozen=True)
 class Naming:
-    """The names of columns in one walk.
+    """The names of columns in one walk."""
 
-    Attributes:
-        builder: the builder of temporaries.
-        indices: the normal forms of indices.
-        keep: puts a value that may change into a temporary of the statement.
-        parameters: the first columns and sizes of parameters by name.
-        numbering: the columns of the walk.
-        owners: facts about the local that a column was read from, if it was in a slot.
-        conditional: seeds that may be out of range, with a coefficient of 0 then.
-    """
-
-    builder: Builder
-    indices: Indices
-    keep: Callable[[Value, Type | None, str], Value]
-    parameters: Mapping[str, tuple[int, int]]
-    numbering: RowNumbering
+    builder: Builder  # the builder of temporaries
+    indices: Indices  # the normal forms of indices
+    keep: Callable[[Value, Type | None, str], Value]  # puts a value that may change into a temporary of the statement
+    parameters: Mapping[str, tuple[int, int]]  # the first columns and sizes of parameters by name
+    numbering: RowNumbering  # the columns of the walk
+    # facts about the local that a column was read from, if it was in a slot
     owners: dict[Atom, StorageFacts] = field(default_factory=dict)
-    conditional: set[Seed] = field(default_factory=set)
+    conditional: set[Seed] = field(default_factory=set)  # seeds that may be out of range, with a coefficient of 0 then
 
     def named(self, column: Coefficient, owner: StorageFacts | None = None) -> Affine:
         """A column held by a local, as a normal form."""

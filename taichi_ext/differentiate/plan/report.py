@@ -34,16 +34,13 @@ class Line:
 
 @dataclass(frozen=True)
 class LocalChoice:
-    """The storage of a local's tangent: registers, slots, a row.
-
-    ``row`` is the place of the row: ``LOCAL_ARRAY``, ``SCRATCH``, or the container whose tangents contain it.
-    """
+    """The storage of a local's tangent: registers, slots, a row."""
 
     name: str
     line: Line
     registers: int = 0
     slots: int = 0
-    row: ir.Container | Key | str | None = None
+    row: ir.Container | Key | str | None = None  # LOCAL_ARRAY, SCRATCH, or the container whose tangents contain it
     terms: int = ADDED  # how terms are written to the row
     why: str = ""  # the reason for the storage
     notes: tuple[str, ...] = ()  # other decisions, each with its reason
@@ -59,14 +56,11 @@ class LoopChoice:
 
 @dataclass(frozen=True)
 class Costs:
-    """The products and sums on tangents: of each line when it runs, and of an iteration of the parallel loops.
-
-    ``runs`` is how often lines with tangents run in such an iteration, a loop of unknown length once.
-    """
+    """The products and sums on tangents: of each line when it runs, and of an iteration of the parallel loops."""
 
     by_line: Mapping[Line, int] = field(default_factory=dict)
     total: int = 0
-    runs: int = 0
+    runs: int = 0  # how often lines with tangents run in such an iteration, a loop of unknown length once
 
 
 @dataclass(frozen=True)

@@ -50,20 +50,14 @@ class ColumnDecisions:
 
 @dataclass(frozen=True)
 class SparseSeeds:
-    """The request for a sparse Jacobian.
-
-    Attributes:
-        outputs: the keys of its outputs.
-        keys: those of containers and locals.
-        starts: for a Hessian, whose output is a gradient, the row of the first entry of each parameter.
-        has_whole_blocks: whether the symmetric blocks of a Hessian are written including zeros.
-    """
+    """The request for a sparse Jacobian."""
 
     columns: SparseColumns
-    outputs: frozenset[Key]
-    keys: Mapping[Local | Container, Key]
+    outputs: frozenset[Key]  # the keys of its outputs
+    keys: Mapping[Local | Container, Key]  # those of containers and locals
+    # for a Hessian, whose output is a gradient, the row of the first entry of each parameter
     starts: Mapping[Key, int] = field(default_factory=dict)
-    has_whole_blocks: bool = False
+    has_whole_blocks: bool = False  # whether the symmetric blocks of a Hessian are written including zeros
 
     def has_entries(self, container: Container, intermediates: Mapping[Key, int]) -> bool:
         """Whether stores to a container are entries of sparse rows."""

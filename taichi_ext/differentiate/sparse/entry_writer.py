@@ -145,21 +145,14 @@ class RowWriter:
 
 @dataclass(eq=False)
 class EntryWriter(RowWriter):
-    """The entries that one walk writes.
-
-    Attributes:
-        counts: the counters of slots.
-        sites: the sites so far.
-        containers: what they write to.
-        stage: the number of the top-level statement.
-    """
+    """The entries that one walk writes."""
 
     walk: PassState
     numbering: Numbering
-    counts: Counts
-    sites: list[Site] = field(default_factory=list)
-    containers: dict[Key, EntryTarget] = field(default_factory=dict)
-    stage: int = 0
+    counts: Counts  # the counters of slots
+    sites: list[Site] = field(default_factory=list)  # the sites so far
+    containers: dict[Key, EntryTarget] = field(default_factory=dict)  # what they write to
+    stage: int = 0  # the number of the top-level statement
     _steps: dict[Key, set[tuple[int, int]]] = field(default_factory=dict)  # in which each container is written
     _reads: list[SparseAccess] = field(default_factory=list)
     _writes: list[SparseAccess] = field(default_factory=list)

@@ -14,18 +14,12 @@ from taichi_ext.program import Assign, Declare, Local, Op, Read, Update, Value, 
 
 @dataclass(frozen=True)
 class LocalTangents:
-    """The statements of one walk that write locals.
-
-    Attributes:
-        storages: the storages of locals that change.
-        known: the tangents of locals, to which declarations add.
-        linearizer: the forms of values.
-    """
+    """The statements of one walk that write locals."""
 
     walk: PassState
-    storages: Storages
-    known: LocalForms
-    linearizer: Linearizer
+    storages: Storages  # the storages of locals that change
+    known: LocalForms  # the tangents of locals, to which declarations add
+    linearizer: Linearizer  # the forms of values
 
     def _begin_own(self, local: Local) -> None:
         """Start the seeds without a column at the local's declaration: in a loop, each iteration has others."""

@@ -50,22 +50,14 @@ class LocalStorage(Protocol):
 
 @dataclass(eq=False)
 class Storage:
-    """The tangent of a local, or of each entry of a local array, in registers, slots or rows.
-
-    Args:
-        declared: the declaration of the local.
-        facts: those about the storage.
-        rows: its rows, if it has some.
-        own: its tangents with respect to seeds without a column.
-        writer: the writer of what is stored besides rows.
-    """
+    """The tangent of a local, or of each entry of a local array, in registers, slots or rows."""
 
     walk: PassState
-    declared: Declaration
-    facts: StorageFacts
-    rows: LocalRows | None
-    own: OwnRegisters
-    writer: RowWriter
+    declared: Declaration  # the declaration of the local
+    facts: StorageFacts  # those about the storage
+    rows: LocalRows | None  # its rows, if it has some
+    own: OwnRegisters  # its tangents with respect to seeds without a column
+    writer: RowWriter  # the writer of what is stored besides rows
     _is_zero: bool = True
     _changed: set[int | None] = field(default_factory=set)  # numbers of elements; None for one only known at run time
 

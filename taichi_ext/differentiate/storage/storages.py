@@ -29,17 +29,12 @@ MOST_IN_ROWS = 16  # with at most so many columns, a local whose form would have
 
 @dataclass(frozen=True)
 class Storages:
-    """The storages by local.
-
-    Attributes:
-        writer: the writer of what is stored besides rows.
-        matrices: the tangents of containers, which may contain rows.
-        kinds: make what some locals have in place of a storage.
-    """
+    """The storages by local."""
 
     walk: PassState
-    writer: RowWriter
-    matrices: Mapping[Container, ShadowMatrix]
+    writer: RowWriter  # the writer of what is stored besides rows
+    matrices: Mapping[Container, ShadowMatrix]  # the tangents of containers, which may contain rows
+    # make what some locals have in place of a storage
     kinds: Mapping[Local, Callable[[Declaration, OwnRegisters], LocalStorage]]
     by_local: dict[Local, LocalStorage] = field(default_factory=dict)
 
@@ -149,16 +144,12 @@ class Storages:
 
 @dataclass(frozen=True)
 class GradientTerms:
-    """The gradient computed by one walk.
-
-    Attributes:
-        matrix: the gradient, as the tangents of the energy.
-        same_loop: columns of fields that the energy is computed from, read in the loop that stores them.
-    """
+    """The gradient computed by one walk."""
 
     walk: PassState
     sums: EnergySums
-    matrix: ShadowMatrix
+    matrix: ShadowMatrix  # the gradient, as the tangents of the energy
+    # columns of fields that the energy is computed from, read in the loop that stores them
     same_loop: set[linear.Seed] = field(default_factory=set)
 
     @staticmethod

@@ -296,23 +296,15 @@ KEPT = frozenset(("print", "assert", "append", ".append"))
 
 @dataclass(frozen=True)
 class Transform:
-    """The statements of one walk.
+    """The statements of one walk."""
 
-    Attributes:
-        context: the walk, forms of values, tangents of locals.
-        reversals: the loops whose tangents are accumulated backwards.
-        inputs: the inputs of the others.
-        writer: the writer of what is stored besides rows.
-        gradient: of an energy, if that is added up.
-    """
-
-    context: RuleContext
+    context: RuleContext  # the walk, forms of values, tangents of locals
     stores: ContainerStores
     storages: Storages
-    reversals: Reversals
-    inputs: LoopInputs
-    writer: RowWriter
-    gradient: GradientTerms | None
+    reversals: Reversals  # the loops whose tangents are accumulated backwards
+    inputs: LoopInputs  # the inputs of the others
+    writer: RowWriter  # the writer of what is stored besides rows
+    gradient: GradientTerms | None  # of an energy, if that is added up
 
     @classmethod
     def of(cls, facts: Facts, plan: StoragePlan, blocks: Blocks) -> Transform:
