@@ -22,17 +22,13 @@ _JOINED = (*_BOTH, "logical_or", "bit_or")
 
 
 class IndexFacts:
-    """Facts that hold at one place; facts are not changed, but for ``forget`` and ``set``, by whom they belong to.
-
-    Attributes:
-        exact: loop variables that take all of these numbers, each with all of those of the others.
-        is_reached: whether the place is reached for each of them.
-    """
+    """Facts that hold at one place; facts are not changed, but for ``forget`` and ``set``, by whom they belong to."""
 
     def __init__(self, expressions: IntegerForms) -> None:
         self.expressions = expressions
+        # loop variables that take all of these numbers, each with all of those of the others
         self.exact: dict[Atom, Interval] = {}
-        self.is_reached = True
+        self.is_reached = True  # whether the place is reached for each of them
         self._intervals: dict[Any, dict[int, Interval]] = {}  # of a sum and constants
         self._known: dict[Atom, Interval] = {}  # of operations, while the facts are unchanged
 
@@ -122,8 +118,7 @@ class IndexFacts:
         """A local changes."""
         self._known.clear()
         self._intervals = {t: i for t, i in self._intervals.items() if all(source_of(a) is not local for a, _ in t)}
-        for atom in [a for a in self.exact if source_of(a) is local]:
-            del self.exact[atom]
+        self.exact = {a: i for a, i in self.exact.items() if source_of(a) is not local}
 
     def set(self, local: Local, interval: Interval) -> None:
         """A local has another value from now on."""
@@ -327,9 +322,7 @@ def _extremes(numbers: Iterable[int]) -> Interval:
 class IntegerForms:
     """Integer expressions of one program in normal form; expressions that are written alike and do not change are one.
 
-    Args:
-        changing: the locals and containers that the program changes.
-        extents: the shapes of its containers.
+    ``changing``: the locals and containers that the program changes.
     """
 
     def __init__(self, changing: Iterable[Local | Container], extents: Extents) -> None:

@@ -16,12 +16,7 @@ _SIGNS = {  # as users write them
 
 
 def check_rules(program: ir.Program) -> None:
-    """Raise unless all rules in a program are linear in their tangents.
-
-    Raises:
-        UnsupportedError: an operation that is not linear is applied to a tangent.
-        InvalidRuleError: the result of a rule does not depend on its tangents.
-    """
+    """Raise unless all rules in a program are linear in their tangents, and their results depend on those."""
     everything = list(ir.statements(program.body))
     rules = [s for s in everything if isinstance(s, ir.Boundary) and s.kind == "rule"]
     if not rules:

@@ -8,11 +8,7 @@ from taichi_ext.program import Value, children, own_part
 
 
 class ValueNumbers:
-    """Numbers that are equal for values that are written alike.
-
-    Args:
-        definition: gives the value that stands for another one, as the definition of a local does; itself for most.
-    """
+    """Numbers that are equal for values that are written alike, or defined so: most are their own ``definition``."""
 
     def __init__(self, definition: Callable[[Value], Value] = lambda value: value) -> None:
         self._definition = definition
@@ -37,6 +33,6 @@ class ValueNumbers:
 def is_equal(a: int | Value, b: int | Value) -> bool:
     """Whether two values are written alike, so that they are equal where nothing changes in between."""
     if isinstance(a, int) or isinstance(b, int):
-        return isinstance(a, int) and isinstance(b, int) and a == b
+        return a == b
     numbers = ValueNumbers()
     return a is b or (own_part(a) == own_part(b) and numbers.of(a) == numbers.of(b))

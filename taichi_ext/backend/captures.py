@@ -382,8 +382,7 @@ class Captures:
     def are_current(self, kernel: Kernel) -> bool:
         """Whether a kernel that was compiled with them computes what the plain kernel would; False: compile it again.
 
-        Raises:
-            UnsupportedError: the plain kernel, or the first one with tangents, was compiled with other values.
+        Raises UnsupportedError where the plain kernel, or the first one with tangents, was compiled with other values.
         """
         changed, first = self.changed(), self.first.captures
         if changed is None and first is self._agrees:

@@ -116,14 +116,10 @@ _lock = threading.Lock()
 
 
 class Follower:
-    """What follows a thread, see ``follow``: by default, Python reads fields and arrays as they are.
+    """What follows a thread, see ``follow``: by default, Python reads fields and arrays as they are."""
 
-    Attributes:
-        runs_plainly: whether a Jacobian may be computed in what is followed.
-        takes_dual_numbers: whether numbers in Python have tangents.
-    """
-
-    runs_plainly = takes_dual_numbers = False
+    runs_plainly = False  # whether a Jacobian may be computed in what is followed
+    takes_dual_numbers = False  # whether numbers in Python have tangents
 
     def host_write(self, obj: Any, index: object, value: object) -> None:
         """Python has stored to an entry of a field, or to an array: the index of a component may follow."""

@@ -133,15 +133,10 @@ class InTree:
 
 
 class Uses:
-    """The trees of fields that a compiled kernel uses, which it accesses without checking that they exist.
-
-    Args:
-        kernel: its name in messages.
-        fields: the fields, by their names in messages.
-    """
+    """The trees of fields that a compiled kernel uses, which it accesses without checking that they exist."""
 
     def __init__(self, kernel: str = "", fields: Mapping[str, ti.Field] | None = None) -> None:
-        self._kernel = kernel
+        self._kernel = kernel  # its name in messages, as those of the fields are
         given = (fields or {}).items()
         self._trees = {tree_serial(component.ptr.snode()): name for name, f in given for component in f.vars}
         self._version = layout_version()

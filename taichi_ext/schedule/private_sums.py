@@ -148,9 +148,7 @@ def _reserved(d: Differentiated, array: ir.Container, size: int) -> tuple[Differ
 def _shared_sums(loop: ir.For, own: Set[ir.Container], iterations: float) -> dict[ir.Container, tuple[int, int]]:
     """The arrays to whose entries each iteration only adds, to any of the same ones: the first entry and the end.
 
-    Args:
-        loop: a parallel loop.
-        iterations: of one thread.
+    ``iterations`` are those of one thread.
     """
     additions = _Additions(loop.body)
     additions.collect(loop.body)
@@ -167,19 +165,11 @@ def _shared_sums(loop: ir.For, own: Set[ir.Container], iterations: float) -> dic
 
 
 class _Additions:
-    """The additions of a loop to arrays: the most per iteration, and the range of entries.
-
-    Args:
-        body: of the loop.
-
-    Attributes:
-        of: those to each array.
-        others: containers that are read or stored to.
-    """
+    """The additions of a loop to arrays: the most per iteration, and the range of entries."""
 
     def __init__(self, body: ir.Body) -> None:
-        self.of: dict[ir.Container, list[tuple[int, Interval]]] = {}
-        self.others: set[ir.Container] = set()
+        self.of: dict[ir.Container, list[tuple[int, Interval]]] = {}  # those to each array
+        self.others: set[ir.Container] = set()  # containers that are read or stored to
         self._assigned = assigned_locals(body)
         self._loops = find_loops(body, {})
 

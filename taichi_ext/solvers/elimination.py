@@ -68,14 +68,10 @@ class _Plan(NamedTuple):
 
 
 class BlockProducts:
-    """Products of BSR arrays, and how CSR arrays are cut into those: both are planned once for each pattern.
-
-    Args:
-        is_compiled: whether a kernel adds up the terms of large products, if Taichi runs on the CPU; else SciPy does.
-    """
+    """Products of BSR arrays, and how CSR arrays are cut into those: both are planned once for each pattern."""
 
     def __init__(self, is_compiled: bool) -> None:
-        self._is_compiled = is_compiled
+        self._is_compiled = is_compiled  # a kernel adds up the terms of large products on a CPU; else SciPy does
         self._known: dict[object, tuple[list[np.ndarray], Any]] = {}
 
     def cut(self, place: tuple[int, int], block: Any, size: tuple[int, int]) -> BlockCut:

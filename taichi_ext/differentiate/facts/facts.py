@@ -127,12 +127,7 @@ class Arguments:
         return self.add(what, name, dtype) if known is None else known
 
     def reserve_scratch(self, size: int, dtype: ir.Type, part: Part) -> tuple[ir.Container, Coefficient]:
-        """Memory for a row: the array, and the start of the row in it.
-
-        Args:
-            size: the length of the row.
-            part: the number of parts of the memory, and the number of the one to use.
-        """
+        """Memory for a row of a length, in a part of it: the array, and the start of the row."""
         key = Scratch(dtype.name)
         parts, own = part
         start = self.scratch_sizes.get(key, 0)

@@ -21,17 +21,12 @@ S = TypeVar("S", bound=linear.Seed | linear.LocalSeed | linear.Carried)
 
 
 class Registers(Generic[S]):
-    """The registers of one local, or arrays of them for each entry of a local array.
-
-    Args:
-        cursor: the place of the walk, first at the local's declaration.
-        local: the local whose tangents they hold.
-    """
+    """The registers of one local, or arrays of them for each entry of a local array."""
 
     def __init__(self, builder: Builder, cursor: linear.Cursor, local: Local) -> None:
         self.local = local
         self._builder = builder
-        self._cursor = cursor
+        self._cursor = cursor  # now at the local's declaration
         self._block = cursor.block
         self._by_seed: dict[S, Local] = {}
         self._zeros: set[S] = set()  # seeds whose registers hold 0 so far in the declaration's block
@@ -130,13 +125,7 @@ class LocalSlots:
 
 
 class OwnRegisters(Registers[linear.Unnumbered]):
-    """The registers of one local.
-
-    Args:
-        declared: the declaration of the local.
-        facts: those about its storage.
-        before: existing registers of these tangents, which a loop continues.
-    """
+    """The registers of one local; ``before`` are existing ones of these tangents, which a loop continues."""
 
     def __init__(
         self, walk: PassState, declared: Declaration, facts: StorageFacts, before: OwnRegisters | None = None

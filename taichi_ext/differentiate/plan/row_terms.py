@@ -34,16 +34,10 @@ class RowDecision:
 
 
 class Terms:
-    """Findings of one walk about the terms in the row of one local.
-
-    Args:
-        cursor: the place of the walk, first at the local's declaration.
-        width: the number of columns of the row.
-        is_array: whether the local has several entries, each with a row.
-    """
+    """Findings of one walk about the terms in the row of one local, or in a row for each entry of an array."""
 
     def __init__(self, naming: Naming, cursor: Cursor, width: int, *, is_array: bool) -> None:
-        self._naming, self._cursor = naming, cursor
+        self._naming, self._cursor = naming, cursor  # which is at the local's declaration now
         self._width, self._is_array = width, is_array
         self._loops, self._block = cursor.loops, cursor.block
         self.level = FILLED  # the level found so far; it only decreases

@@ -65,15 +65,10 @@ class SparseSeeds:
 
 
 class RowNumbering:
-    """The columns of a dense J in one walk: rows hold all of them.
-
-    Attributes:
-        width: the number of columns of rows.
-        all_in_rows: the same where rows hold all columns, else 0.
-    """
+    """The columns of a dense J in one walk: rows hold all of them."""
 
     def __init__(self, width: int) -> None:
-        self.width = self.all_in_rows = width
+        self.width = self.all_in_rows = width  # the number of columns of rows; 0 where they do not hold all columns
 
     def has_entries(self, container: Container) -> bool:
         """Whether stores to a container are entries of sparse rows in this walk."""

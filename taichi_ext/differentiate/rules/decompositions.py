@@ -142,7 +142,6 @@ def _transposed(grid: Grid) -> Grid:
 def _svd(c: _Equations) -> Tangents:
     u, s, v = c.grids()
     w = c.times(_transposed(u), c.times(c.grid(c.tangents[0]), v, is_named=True), is_named=True)
-
     pairs = [(i, j) for i in range(c.n) for j in range(i + 1, c.n)]
     odd = {(i, j): c.given((w[i][j] - w[j][i]) * (0.5 / (s[i][i] + s[j][j])).kept()) for i, j in pairs}
     even = {(i, j): c.given((w[i][j] + w[j][i]) * (0.5 / (s[j][j] - s[i][i])).kept()) for i, j in pairs}
@@ -196,11 +195,5 @@ def _atan2(c: _Equations) -> Tangents:
     return [[(da[k] * b[k] - db[k] * a[k]) * over[k] for k in range(count)]]
 
 
-_RULES: dict[str, Callable[[_Equations], Tangents]] = {
-    "svd_at": _svd,
-    "sym_eig_at": _sym_eig,
-    "polar_decompose": _polar,
-    "solve": _solve,
-    "inverse": _inverse,
-    "atan2": _atan2,
-}
+_RULES: dict[str, Callable[[_Equations], Tangents]] = {"solve": _solve, "inverse": _inverse, "atan2": _atan2}
+_RULES |= {"svd_at": _svd, "sym_eig_at": _sym_eig, "polar_decompose": _polar}

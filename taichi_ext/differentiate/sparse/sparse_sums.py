@@ -38,13 +38,7 @@ class _Write:
 
 
 class LocalSum:
-    """The tangent of a local with separate columns, in place of its storage.
-
-    Args:
-        writer: the writer of its entries.
-        number: the number of the sum in the kernel.
-        own: the registers of its tangents with respect to seeds without a column.
-    """
+    """The tangent of a local with separate columns, in place of its storage; ``number``: of the sum in the kernel."""
 
     def __init__(
         self, walk: PassState, writer: EntryWriter, number: int, declared: Declaration, own: OwnRegisters

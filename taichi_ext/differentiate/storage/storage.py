@@ -27,15 +27,10 @@ from taichi_ext.program.build import Index
 
 
 class LocalStorage(Protocol):
-    """The interface of a storage of a local's tangent.
+    """The interface of a storage of a local's tangent."""
 
-    Attributes:
-        declared: the declaration of the local.
-        own: its tangents with respect to seeds without a column.
-    """
-
-    declared: Declaration
-    own: OwnRegisters
+    declared: Declaration  # of the local
+    own: OwnRegisters  # its tangents with respect to seeds without a column
 
     def form(self, index: Index = 0) -> linear.Form:
         """The tangent of one element as it is now."""

@@ -221,24 +221,17 @@ class Deferred:
 
 
 class LocalForms:
-    """The tangents of the locals of one walk.
-
-    Attributes:
-        definitions: the first values of locals that do not change.
-        deferred: locals whose tangent is deferred to their use.
-        forms: the tangents of the entries of other locals that do not change.
-        inputs: numbers from before a loop, while that adds up their factors.
-        pivots: the forms of locals that are leaves of other forms.
-    """
+    """The tangents of the locals of one walk."""
 
     def __init__(self, walk: PassState, storages: Storages) -> None:
         self._walk = walk
         self._storages = storages
-        self.definitions: dict[Local, Value] = {}
-        self.deferred: dict[Local, Deferred] = {}
+        self.definitions: dict[Local, Value] = {}  # the first values of locals that do not change
+        self.deferred: dict[Local, Deferred] = {}  # locals whose tangent is deferred to their use
+        # the tangents of the entries of other locals that do not change
         self.forms: dict[Local, list[linear.Form]] = {}
-        self.inputs: set[Local] = set()
-        self.pivots: dict[linear.Pivot, linear.Form] = {}
+        self.inputs: set[Local] = set()  # numbers from before a loop, while that adds up their factors
+        self.pivots: dict[linear.Pivot, linear.Form] = {}  # the forms of locals that are leaves of other forms
         self._loops: dict[linear.Pivot, tuple[Loop, ...]] = {}  # around the declaration of each
         self._same: dict[linear.Leaf, list[Local]] = {}  # the locals with the tangent of each pivot
         self._stored: set[linear.Pivot] = set()

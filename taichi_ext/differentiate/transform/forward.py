@@ -197,11 +197,7 @@ def _entries_by_number(program: Program, seeds: DifferentiationRequest) -> int:
 
 
 def find_facts(program: Program, seeds: DifferentiationRequest) -> tuple[Facts, tuple[UncertainAccess, ...]]:
-    """The facts of the prepared program, and its accesses that may be out of range.
-
-    Raises:
-        UnsupportedError: a derivative is not known.
-    """
+    """The facts of the prepared program, and its accesses that may be out of range; raises for unknown derivatives."""
     program = with_real_positions(program)
     own = own_seeds(statements(program.body))
     if own:
