@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -91,8 +92,9 @@ def with_short_traceback(function: Callable[_Args, _Result]) -> Callable[_Args, 
                 raise
             raise SignatureError(_misfit(function, args, kwargs)) from None
         except (UnsupportedError, InvalidArgumentError, CheckError) as error:
-            if type(error) is InvalidArgumentError and len(args) > 2:
-                error.args = (str(error) + _order(function, str(error), len(args)),)
+            if type(error) is InvalidArgumentError:
+                text = _renamed(function, str(error))
+                error.args = (text + (_order(function, text, len(args)) if len(args) > 2 else ""),)
             raise error.with_traceback(_users_frames(error.__traceback__)) from error.__cause__
 
     return call
@@ -141,6 +143,13 @@ def _places(function: Callable[..., object]) -> list[str]:
     """The names of the parameters that can be given by position."""
     parameters = inspect.signature(function).parameters
     return [n for n, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _renamed(function: Callable[..., object], message: str) -> str:
+    """A message about outputs, which some functions call residuals or energy."""
+    parameters = inspect.signature(function).parameters
+    name = next((n for n in ("outputs", "residuals", "energy") if n in parameters), "outputs")
+    return re.sub(r"^outputs\b", name, message)
 
 
 def _order(function: Callable[..., object], message: str, count: int) -> str:

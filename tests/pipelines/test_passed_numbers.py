@@ -534,6 +534,9 @@ def test_a_template_is_compiled_in():
     ("s", "use", "message"),
     [
         (3, lambda scene, s: scene.repeat(1.0, s), "passed to repeat as the integer 'n'"),
+        (3, lambda scene, s: [scene.repeat(1.0, 1) for _ in range(s)], "'s' is a parameter.*as an integer"),
+        (2, lambda scene, s: scene.repeat([1.0, 2.0, 3.0][s], 1), "'s' is a parameter.*as an integer"),
+        (3, lambda scene, s: scene.repeat(1.0, len(np.zeros(s))), "'s' is a parameter.*as an integer"),
         (0.7, lambda scene, s: scene.weighted(scene.x), "array argument 'a' is a ScalarField"),
     ],
 )

@@ -27,7 +27,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.errors import DerivativeWarning
+from taichi_ext.errors import DerivativeWarning, UnsupportedError
 from taichi_ext.labels import is_library_module, names_in_code, outside_names
 from taichi_ext.runtime.python.partials import PARTIALS, of_logarithm, ratios
 
@@ -135,9 +135,8 @@ class DualNumber(float):
 
     def clip(self, least: Any = None, most: Any = None, **options: Any) -> Any:
         """The number within bounds, as ``np.clip`` calls it."""
-        if any(v is not None for v in options.values()) or not all(
-            x is None or isinstance(x, _SCALARS) for x in (least, most)
-        ):
+        has_options = any(v is not None for v in options.values())
+        if has_options or not all(x is None or isinstance(x, _SCALARS) for x in (least, most)):
             return np.clip(self.value, plain_number(least), plain_number(most), **options)
         result: Any = self if least is None else np.maximum(self, least)
         return result if most is None else np.minimum(result, most)
@@ -146,11 +145,10 @@ class DualNumber(float):
         """The number with a derivative of zero, as the user wants it."""
         return self.value if self.run.is_over else DualNumber(self.value, self.tangent * 0.0, self.run, is_stopped=True)
 
-    def __copy__(self) -> float | DualNumber:
+    def __copy__(self, _: object = None) -> float | DualNumber:
         return self.value if self.run.is_over else self
 
-    def __deepcopy__(self, _: object) -> float | DualNumber:
-        return self.__copy__()
+    __deepcopy__ = __copy__
 
     def __reduce__(self) -> tuple[type[float], tuple[float]]:  # type: ignore[override]
         return float, (self.value,)
@@ -209,7 +207,16 @@ class DualFollower(backend.Follower):
             tangents = map(tangent, count(column))
             given[position] = dual_like(given[position], tangents, self._numbers, run.names[position], column)
         with backend.follow(self), dual_math(), self._numbers:
-            return run.function(*given)
+            try:
+                return run.function(*given)
+            except TypeError as error:  # of ``range(n)``, ``items[n]``, ``np.zeros(n)``
+                whole = [repr(run.names[p]) for p in run.passed if isinstance(run.args[p], int)]
+                if not whole or "integer" not in str(error):
+                    raise
+                problem = f"the pipeline uses it as an integer ({error}); whole numbers have no derivative"
+                raise UnsupportedError(
+                    f"{' or '.join(whole)} is a parameter, and {problem}. Leave it out of params."
+                ) from error
 
     def note_field(self, field: Any) -> None:
         """Python accesses entries of a field, perhaps before a kernel does."""
