@@ -18,7 +18,7 @@ from differences import outputs, read, scalars, vectors, write
 from kernel_texts import kernel_of, kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, hessian, jacobian, jvp, vjp
+from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, hessian, hvp, jacobian, jvp, vjp
 from taichi_ext.api.runs.arbiter import only_launches
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("programs of the host's memory")]
@@ -450,14 +450,72 @@ CLOCK = itertools.cycle([0.31, 1.74, 0.93, 2.27, 0.58])  # that of the machine m
 
 
 @pytest.mark.parametrize(
-    "use",
-    [lambda c, t: c.add(float(c.y[0]) + t), lambda c, t: c.add(float(c.y[0]) * 0.0 + next(CLOCK))],
+    ("use", "said"),
+    [
+        (lambda c, t: c.add(float(c.y[0]) + t), "its tangent is lost"),
+        (lambda c, t: c.add(float(c.y[0]) * 0.0 + next(CLOCK)), "differs from run to run"),
+    ],
     ids=["counter", "clock"],
 )
-def test_numbers_that_differ_from_run_to_run(scene, use):
+def test_numbers_that_differ_from_run_to_run(scene, use, said):
+    """Those of a counter do not: it is as it was before each run."""
     scene.reset()
-    with pytest.warns(DerivativeWarning, match="differs from run to run"):
+    with pytest.warns(DerivativeWarning, match=said):
         jacobian(Counter(scene).run, scene.x, scene.s, args=(use,))
+
+
+calls = 0
+
+
+class Counters:
+    """Counts calls in all kinds of places."""
+
+    by_class = 1
+
+    def __init__(self):
+        self.by_attribute, self.by_name, self.by_place, self.words = 0.0, {"n": 0, "word": "n"}, [0, "n"], ["n"]
+        self.numpy, self.python, count = np.random.default_rng(1), random.Random(1), 0
+
+        def in_closure():
+            nonlocal count
+            count += 1
+            return count
+
+        self.in_closure = in_closure
+
+    def count(self):
+        global calls
+        calls += 1
+        self.by_class += 1
+        self.by_attribute += 0.5
+        self.by_name["n"] += 1
+        self.by_place[0] += 1
+        numbers = calls, self.by_class, self.by_attribute, self.by_name["n"], self.by_place[0], self.in_closure()
+        return [*numbers, self.numpy.standard_normal(), self.python.gauss(0.0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    "product",
+    [jacobian, lambda f, x, s: vjp(f, x, s, np.ones(1)), lambda f, x, s: hvp(f, x, AT, s)],
+    ids=["jacobian", "vjp", "hvp"],
+)
+def test_numbers_and_generators_of_python_are_as_after_one_run(scene, product):
+    def run(owner, seen):
+        seen.append(owner.count())
+        scene.square()
+        scene.add(scene.y[0] + 0.01 * sum(seen[-1]))
+
+    global calls
+    seen, calls, owner = [], 0, Counters()
+    scene.reset()
+    with no_warnings(DerivativeWarning):
+        product(lambda: run(owner, seen), scene.x, scene.s)
+        run(owner, seen)
+    wanted, calls, owner = [], 0, Counters()
+    for _ in range(2):
+        run(owner, wanted)
+    assert len(seen) > 2
+    assert seen == [wanted[0]] * (len(seen) - 1) + [wanted[1]]
 
 
 def test_a_counter_times_a_dual_number_is_right(scene):

@@ -13,7 +13,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.inputs.progress import progress_bar
 from taichi_ext.api.inputs.results import by_parameter
-from taichi_ext.api.runs.arbiter import Arbiter, random_generators, set_generators
+from taichi_ext.api.runs.arbiter import Arbiter, python_state, set_python_state
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation, equal_parts
 from taichi_ext.api.runs.findings import check_run, warn_of_alerts
 from taichi_ext.api.runs.replay import values_of
@@ -335,14 +335,16 @@ def _products(
 
     call = evaluation.call
     known = None if evaluation.is_judged else reachable(call.function, call.args)
-    generators = random_generators() if known is not None else []
+    python = python_state(call.function, call.args) if known is not None else []
     try:
         result = product(None if prepared.is_checked and evaluation.is_judged and after is None else check)
     except _Unjudged as unjudged:
-        set_generators(generators)
-        if _is_moved(evaluation, unjudged.passed, lambda: product(_stop)):
+        set_python_state(python)
+        is_moved = _is_moved(evaluation, unjudged.passed, lambda: product(_stop))
+        set_python_state(python)
+        if is_moved:
             evaluation.judge_along()
-        set_generators(generators)
+            set_python_state(python)
         evaluation.note_judged()
         return _products(evaluation, cotangents, restores=restores, after=after, directions=directions)
     except UnsupportedError as error:

@@ -477,6 +477,11 @@ def reachable_arrays(function: object, args: object) -> Iterator[object]:
     return (a for a in arrays if not isinstance(a, backend.Ndarray) and not getattr(a.dtype, "hasobject", False))
 
 
+def reachable_objects(function: object, args: object) -> Iterator[Any]:
+    """What ``forget_tangents`` looks at: the arguments, and what closures, globals, attributes and containers hold."""
+    return _reached((args, function), set(), is_all=False)
+
+
 def reachable(function: object, args: object) -> Set[int]:
     """The identities of the objects among which ``reachable_arrays`` looks for arrays."""
     seen: set[int] = set()
