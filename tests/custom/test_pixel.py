@@ -460,7 +460,6 @@ def test_a_sign_by_equality_with_the_absolute_value():
 
 
 by_absolute = func_of("return s / ti.abs(s)", "s")
-
 by_inverse = func_of("return ti.atan2(1.0 / s, 1.0) * (2 / np.pi)", "s")
 
 

@@ -16,9 +16,7 @@ V1 = ti.types.ndarray(dtype=ti.types.vector(3, ti.f64), ndim=1)
 X = real(np.array([0.7, -0.4, 1.3]))
 
 load = kernel_of("for i in a: a[i] = x[i % 3] * (i + 1)", "x: A1, a: A1")
-
 mix = kernel_of("for i in a: a[i] = ti.sin(a[i]) + x[i % 3] * a[i]", "x: A1, a: A1")
-
 mix_table = kernel_of("for i, j in a: a[i, j] = ti.cos(a[i, j]) * x[j % 3] + 0.1 * i", "x: A1, a: A2")
 
 

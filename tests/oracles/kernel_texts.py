@@ -16,8 +16,6 @@ import taichi_ext
 
 ARRAYS = {"A": ti.types.ndarray(), **{f"A{n}": ti.types.ndarray(ti.f64, ndim=n) for n in (1, 2)}}
 ROW = re.compile(r"^(\w+)(\(.*)?:\n", re.MULTILINE)
-
-
 LINE = re.compile(r"^(\w+(?:\(.*?\))?(?: -> .*?)?): (\S.*)$", re.MULTILINE)  # a row of one line
 
 

@@ -770,7 +770,6 @@ def test_fields_in_lists_of_new_objects_are_as_after_one_run(scene):
 
 
 square_all = kernel_of("for i in a: b[i] = a[i] ** 2", "a: A1, b: A1")
-
 add_to_first = kernel_of("for i in range(count): b[i] += 0.5 * a[i]", "a: A1, b: A1, count: ti.i32")
 
 

@@ -89,7 +89,6 @@ def by_two_trees(x, y):
 
 
 double_of = kernel_of("for i in a: b[i] = a[i] ** 2", "a: ti.template(), b: ti.template()")
-
 add_up = kernel_of("for i in y: y[i] += a[i] + a[4]", "a: ti.template(), y: ti.template()")
 
 PIPELINES = {

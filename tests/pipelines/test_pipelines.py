@@ -17,11 +17,8 @@ pytestmark = pytest.mark.usefixtures("ti64")
 X = [0.3, -0.8, 1.1]
 
 square_of = kernel_of("for i in a: b[i] = a[i] ** 2", "a: A, b: A")
-
 add_to = kernel_of("for i in a: b[i] += a[i]", "a: A, b: A")
-
 square = kernel_of("for i in a: b[i] = a[i] ** 2", "a: ti.template(), b: ti.template()")
-
 add = kernel_of("for i in a: b[i] += scale * a[i]", "a: ti.template(), b: ti.template(), scale: ti.f64")
 
 # --- stores of the host between kernels

@@ -147,7 +147,6 @@ def test_a_store_after_the_last_kernel():
 
 
 add_force = kernel_of("for i in f: f[i] += k[i] * u[i]", "u: A1, k: A1, f: A1")
-
 move = kernel_of("for i in u: u[i] += 0.1 * f[i]", "f: A1, u: A1")
 
 

@@ -24,7 +24,6 @@ def _field(values):
 
 
 add_square = kernel_of("for i in x: y[i] += scale * x[i] ** 2", "x: ti.template(), y: ti.template(), scale: ti.f32")
-
 add_up = kernel_of("for i in x: loss[None] += x[i]", "x: ti.template(), loss: ti.template()")
 
 
