@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from captured_warnings import all_warnings
-from kernel_texts import kernel_of
+from kernel_texts import kernel_of, kernels_of, names_of
 from numpy.testing import assert_allclose, assert_array_equal
 from reverse_calls import Prepared, expected
 
@@ -200,6 +200,51 @@ def test_a_run_that_judges_python_keeps_to_the_memory():
         total, square = drawn(16, 9).sum(1, keepdims=True), (drawn(16, 9) ** 2).sum(1, keepdims=True)
         assert_allclose(found, square + (2 * total + 1) * 2 * drawn(16, 9), rtol=1e-12)
     assert texts[0] == texts[1] != []
+
+
+INDICES = """
+    narrow(t: ti.i32):
+        j = ti.cast(t, ti.u8)
+    hashed(t: ti.i32):
+        j = t * 73856093 % 600
+    shifted(t: ti.i32):
+        j = (t << 28) % 600
+    taken(t: ti.u8):
+        j = ti.cast(t, ti.i32)
+    below(t: ti.u32):
+        j = ti.cast((t - ti.u32(500)) % ti.u32(601), ti.i32)
+    halves(t: ti.i32):
+        j = ti.abs(t // 7 % 600)
+    logic(t: ti.i32):
+        j = ti.cast(t > 300, ti.i32) + 2 * (t == 333 or t < 0) + ti.max(t, 7) % 5
+"""
+STEP = """\
+for i in y:
+    ...
+    x[j, i] = (ti.sin(x[j, i]) + 1) * p[i]
+"""
+
+
+@pytest.mark.parametrize("name", names_of(INDICES))
+def test_indices_that_arguments_decide_wrap_as_in_kernels(name):
+    """What is kept of ``x`` is found in Python; of another row, the gradient was wrong."""
+    x, p, y = ti.field(ti.f64, (602, 4)), ti.field(ti.f64, 4), ti.field(ti.f64, 4)
+    p.from_numpy(drawn(4))
+    step = kernels_of(INDICES, STEP, x=x, p=p, y=y)[name]
+    total = kernel_of("for i in y: for j in range(602): y[i] += x[j, i]", x=x, y=y)
+
+    def run():
+        x.fill(0)
+        y.fill(0)
+        for _ in range(3):
+            step(260 if name == "taken" else 333)
+        total()
+
+    value, at = 0.0, drawn(4) + 1e-30j
+    for _ in range(3):
+        value = (np.sin(value) + 1) * at
+    assert_allclose(vjp(run, p, y, np.ones(4)), value.imag / 1e-30, rtol=1e-12)
+    assert_allclose(y.to_numpy(), value.real, rtol=1e-12)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

@@ -21,9 +21,10 @@ from taichi_ext.simplify.usage import assigned_locals
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     **{name: function for name, function in ir.PYTHON.items() if name not in ("truediv", "pow")},
-    **{"min": np.minimum, "max": np.maximum, "cast": lambda x: x},  # between integers
+    **{"min": np.minimum, "max": np.maximum, "cast": lambda x: x},  # between integers, which may wrap
     **{name: getattr(np, name) for name in ("logical_and", "logical_or", "logical_not")},
 }
+_NUMPY = {t: bool if t.bits == 1 else f"{t.name[0]}{t.bits // 8}" for t in ir.TYPES.values()}
 _MOST = 8  # different parts of one container
 _MOST_ITERATIONS = 1 << 20  # of which all indices are compared
 
@@ -99,13 +100,15 @@ class Places:
             known = given.get(value.local)
             return self._number(self._values[value.local], given) if known is None else known
         if isinstance(value, Op) and not value.dtype.is_real:
-            return _OPERATIONS[value.name](*(self._number(a, given) for a in value.args))
+            number = _OPERATIONS[value.name](*(self._number(a, given) for a in value.args))
+            return number.astype(_NUMPY[value.dtype]) if np.ndim(number) else value.dtype.wrapped(int(number))
         if isinstance(value, Const) and not value.dtype.is_real:
             return int(value.value)
         if isinstance(value, Load) and value.container not in self.stores:
             numbers, firsts = given[value.container], value.container.offset or (0,) * value.container.ndim
             indices = (self._number(i, given) - first for i, first in zip(value.indices, firsts, strict=True))
-            return numbers[(*indices, *value.component)]
+            found = numbers[(*indices, *value.component)]
+            return found if np.ndim(found) else int(found)
         raise KeyError(value)
 
     def arguments_of(self, pair: Pair) -> list[Local]:
@@ -152,7 +155,7 @@ class Places:
             return not pair.is_alike
         entries = np.zeros(2 * size, np.int64)
         for two in indices if size else ():
-            index = np.concatenate([np.broadcast_to(i, size) for i in two])
+            index = np.concatenate([np.broadcast_to(np.asarray(i, np.int64), size) for i in two])
             entries = entries * (np.ptp(index) + 1) + index - index.min()
         iteration = np.arange(size) // max(1, inner)
         is_dense = entries.max(initial=0) < 8 * size

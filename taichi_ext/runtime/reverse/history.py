@@ -161,7 +161,7 @@ class LaunchEvent(Event):
     @property
     def integers(self) -> dict[Local, int]:
         """The integers among the arguments that indices may be computed from."""
-        return {local: int(self.args[position]) for local, position in self.call.kernel.integers}
+        return {local: local.dtype.wrapped(int(self.args[n])) for local, n in self.call.kernel.integers}
 
     def step(self, plan: StagePlan) -> Step:
         """A stage of this launch."""
