@@ -217,6 +217,14 @@ INDICES = """
         j = ti.abs(t // 7 % 600)
     logic(t: ti.i32):
         j = ti.cast(t > 300, ti.i32) + 2 * (t == 333 or t < 0) + ti.max(t, 7) % 5
+    quotient(t: ti.i32):
+        if t == 0:
+            continue
+        j = 4000 // t
+    shift(t: ti.i32):
+        if t == 0:
+            continue
+        j = 512 >> (t - 333)
 """
 STEP = """\
 for i in y:
@@ -226,8 +234,8 @@ for i in y:
 
 
 @pytest.mark.parametrize("name", names_of(INDICES))
-def test_indices_that_arguments_decide_wrap_as_in_kernels(name):
-    """What is kept of ``x`` is found in Python; of another row, the gradient was wrong."""
+def test_indices_that_arguments_decide_are_those_of_kernels(name):
+    """What is kept of ``x`` is found in Python: numbers that wrap, and that no iteration computes."""
     x, p, y = ti.field(ti.f64, (602, 4)), ti.field(ti.f64, 4), ti.field(ti.f64, 4)
     p.from_numpy(drawn(4))
     step = kernels_of(INDICES, STEP, x=x, p=p, y=y)[name]
@@ -236,8 +244,8 @@ def test_indices_that_arguments_decide_wrap_as_in_kernels(name):
     def run():
         x.fill(0)
         y.fill(0)
-        for _ in range(3):
-            step(260 if name == "taken" else 333)
+        for t in (333, 333, *[0] * (name in ("quotient", "shift")), 333):
+            step(260 if name == "taken" else t)
         total()
 
     value, at = 0.0, drawn(4) + 1e-30j

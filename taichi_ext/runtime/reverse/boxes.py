@@ -85,14 +85,17 @@ class Places:
         shape, offset = c.shape or (), c.offset or (0,) * c.ndim
         made: dict[Box, None] = {}
         for place in places:
-            box = tuple(i - o for i, o in zip(self.numbers(place, arguments), offset, strict=False))
+            box = tuple(i - o for i, o in zip(self.numbers(place, arguments) or (), offset, strict=False))
             is_inside = all(0 <= i < n for i, n in zip(box, shape, strict=False)) and len(shape) >= len(box)
             made[box if is_inside else ()] = None
         return [()] if () in made else list(made)
 
-    def numbers(self, place: Place, arguments: Mapping[Local, int]) -> tuple[int, ...]:
-        """Indices in a launch with these arguments."""
-        return tuple([int(self._number(i, arguments)) for i in place])
+    def numbers(self, place: Place, arguments: Mapping[Local, int]) -> tuple[int, ...] | None:
+        """Indices in a launch with these arguments; None for a quotient by 0 and the like, where no iteration gets."""
+        try:
+            return tuple([int(self._number(i, arguments)) for i in place])
+        except (ArithmeticError, ValueError):
+            return None
 
     def _number(self, value: Value, given: Mapping[Any, Any]) -> Any:
         """An integer, or those of all iterations, from what some locals are; raises a ``KeyError`` where unknown."""
@@ -132,7 +135,7 @@ class Places:
             try:
                 with np.errstate(divide="raise"):
                     result &= np.broadcast_to(np.asarray(self._number(guard, given), bool), size)
-            except (LookupError, ArithmeticError):
+            except (LookupError, ValueError, ArithmeticError):
                 result &= not is_certain
         return result
 

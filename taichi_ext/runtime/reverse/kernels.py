@@ -194,7 +194,7 @@ class StagedKernel:
         """Raise, or warn, where with these arguments an iteration stores to entries that others use."""
         for pair in self.staged.order.apart:
             first, second = (self.places.numbers(place, arguments) for place in (pair.first, pair.second))
-            if first == second:
+            if first is not None and first == second:
                 raise UnsupportedError(
                     f"{ir.cited(pair.place)}With these arguments, iterations of a parallel loop store to entries of "
                     f"{pair.container.name} that others read or store to, in an order that adjoints do not know. Pass "
