@@ -12,7 +12,6 @@ from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.types import AnyHessian, AnyProduct, DenseHessian, DenseProduct, Format, Kernel, Leaf
 from taichi_ext.api.jacobian import in_structure, matrices, prepared_form
 from taichi_ext.api.plans.plan import Jacobian, prepare
-from taichi_ext.api.runs.replay import values_of
 from taichi_ext.api.runs.second_order import hessian_times, value_gradient_and_hessian_of, with_choices
 from taichi_ext.errors import InvalidArgumentError, with_short_traceback
 from taichi_ext.runtime.sparse.streams import Projection
@@ -83,11 +82,6 @@ class Hessian(Jacobian):
         if self._mask is None or self._mask[0] != shapes:
             self._mask = shapes, Fixed(self._fixed, shapes)
         return with_choices(evaluation, self._project, self._mask[1])
-
-    def value(self) -> Any:
-        """The energy as it is now; a return value is of this thread's last call."""
-        self._plan.check_not_ended()
-        return values_of(self._prepared, self._last_call(), getattr(self._last, "returned", None))[0]
 
 
 @overload

@@ -18,7 +18,7 @@ from taichi_ext.api.inputs.types import Format, Mode
 from taichi_ext.api.plans.exported import module_text
 from taichi_ext.api.runs.by_adjoint import HessianForm, RowsOrColumns
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
-from taichi_ext.api.runs.replay import PAIRS, JacobianProblem, Prepared, values_of
+from taichi_ext.api.runs.replay import JacobianProblem, Prepared, values_of
 from taichi_ext.api.runs.second_order import USES, check_energy
 from taichi_ext.api.runs.sparse_form import SparseForm
 from taichi_ext.api.runs.subject import EnergyGradient, RowSpace
@@ -56,7 +56,7 @@ class Plan:
                 raise InvalidArgumentError(f"{what} is empty; name at least one field, array or argument.")
         if use in USES:
             check_energy(call, output_targets, param_targets, use)
-            rebuild_outputs = rebuild_params if use in PAIRS else _only
+            rebuild_outputs = _only
         backend.materialize()
         question = JacobianProblem(param_targets, output_targets, rebuild_params, rebuild_outputs, options, use)
         self.prepared = Prepared(question=question, fields=FieldTable(call.labels), layout=backend.layout_version())
@@ -334,7 +334,7 @@ class Jacobian:
         return Text("\n\n".join(dict.fromkeys((*first, *kernels))))
 
     def value(self) -> Any:
-        """The outputs as they are now, structured like ``outputs``; a return value is of this thread's last call."""
+        """The outputs or the energy as they are now, in their structure; a return value is this thread's last one."""
         self._plan.check_not_ended()
         returned = getattr(self._last, "returned", None)
         return self._prepared.question.rebuild_outputs(values_of(self._prepared, self._last_call(), returned))

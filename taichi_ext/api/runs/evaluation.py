@@ -106,8 +106,8 @@ class Evaluation:
             self._warn_of_alerts()
             return repeated
         # a thread that a pipeline has started may compute a Jacobian of its own
-        with backend.suspend_following():
-            blocks = self.blocks()
+        with backend.suspend_following(), self._checked_runs():
+            blocks = self.form.blocks(self)
         return self.form.result(self, blocks)
 
     def value_and_jacobian(self) -> tuple[Any, Any]:

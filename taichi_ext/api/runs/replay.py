@@ -142,7 +142,7 @@ class Replay:
 
 _MOST_KNOWN = 256  # calls of one kind that are remembered
 _KNOWN = partial(Bounded[Hashable, Any], _MOST_KNOWN)
-PAIRS = ("hessian", "projected")  # uses with a block for each pair of parameters
+_PAIRS = ("hessian", "projected")  # uses with a block for each pair of parameters
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,12 @@ class JacobianProblem:
 
     def result(self, blocks: list[list[object]]) -> Any:
         """``[output][parameter]`` in the user's structure; for a Hessian ``[parameter][parameter]``."""
-        return self.rebuild_outputs([self.rebuild_params(row) for row in blocks])
+        rebuild = self.rebuild_params if self.use in _PAIRS else self.rebuild_outputs
+        return rebuild([self.rebuild_params(row) for row in blocks])
 
     def skeleton(self) -> object:
         """A dummy with the structure of the result."""
-        rows = self.params if self.use in PAIRS else self.outputs
+        rows = self.params if self.use in _PAIRS else self.outputs
         return self.result([[0] * len(self.params) for _ in rows])
 
 

@@ -45,9 +45,8 @@ from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import UNKNOWN, PipelineRun, dual_like, warn_at_user
 from taichi_ext.runtime.python.run_record import taken_out, warn_of_captured, with_passed
 
-Check = Callable[
-    [JacobianKernel, Mapping[Key, Key]], None
-]  # takes a new kernel, and the keys of the run by the kernel's keys
+# takes a new kernel, and the keys of the run by the kernel's keys
+Check = Callable[[JacobianKernel, Mapping[Key, Key]], None]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ _MOST_NUMBERS = 4096  # kept of one array; of larger ones, sums
 _MOST_ARRAYS = 64  # whose changes by Python are known exactly
 STORED, CHANGED = "stored to a field or array", "that Python has changed"
 _NONE, _FLAT = np.zeros(0), partial(flat_array, "d")
+_NO_ARRAYS = partial(Bounded[View, tuple[Any, np.ndarray]], _MOST_ARRAYS)
 Along = Callable[[View, np.ndarray], "np.ndarray | None"] | None  # None: nothing has tangents
 
 
@@ -120,9 +121,7 @@ class Trace:
     start: int | None = None
     facts: list[tuple[object, KernelFacts]] = field(default_factory=list)
     _runs: list[TracedRun] = field(default_factory=lambda: [TracedRun()])  # the first, and the present one
-    _arrays: Bounded[View, tuple[Any, np.ndarray]] = field(
-        default_factory=lambda: Bounded(_MOST_ARRAYS)
-    )  # with their numbers after a launch
+    _arrays: Bounded[View, tuple[Any, np.ndarray]] = field(default_factory=_NO_ARRAYS)  # with numbers after a launch
     _thread: int = field(default_factory=threading.get_ident)
 
     def begin(self, first: int = 0, count: int = 0) -> None:
@@ -327,9 +326,8 @@ class PlainRun(backend.Follower):
         self._facts = iter(facts)
         kernels = list(kernels)
         self._kernels = {(name[0], _without_numbers(name[1])): fused for name, fused in kernels}
-        self._alike = {
-            fused.primal.func.__code__: fused for _, fused in kernels
-        }  # made, or of an object made, in a run
+        # made, or of an object made, in a run
+        self._alike = {fused.primal.func.__code__: fused for _, fused in kernels}
 
     def launch(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> Any:
         """Run a kernel; raises ``PathChangedError`` if what it changes is not known."""

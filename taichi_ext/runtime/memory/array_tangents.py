@@ -46,9 +46,8 @@ class Binding:
     given: list[Given]
     arrays: dict[int, ContainerInfo]  # those of real numbers, by position
     outer: dict[Key, View]  # the keys of a session by those of the trace
-    accesses: dict[int, tuple[JacobianKernel, set[Key], set[Key]]] = field(
-        default_factory=dict
-    )  # by kernel: read, written
+    # by kernel: read, written
+    accesses: dict[int, tuple[JacobianKernel, set[Key], set[Key]]] = field(default_factory=dict)
 
     def is_current(self) -> bool:
         """Whether all arrays are still where they were."""
@@ -114,12 +113,10 @@ class ArrayTangents:
     def _include(self, array: Given) -> None:
         if self.regions.find(array.view) is not None:
             return
-        regions = self.regions.overlapping(array.view)
-        if any(not region.layout.fits(array.view) for region in regions):
-            self._check_type(array)
-            for region in regions:
-                if not region.layout.fits(array.view):
-                    self.regions.forget(region)
+        self._check_type(array)
+        for region in self.regions.overlapping(array.view):
+            if not region.layout.fits(array.view):
+                self.regions.forget(region)
         region, parts = self.regions.include(array.view, array.name, array.value)
         for part in parts:
             region.seeds.update(part.seeds)
