@@ -118,8 +118,9 @@ class Plan:
             if self.prepared.rules_version != registry.version:
                 self.prepared.rules_version, self.prepared.has_no_adjoint = registry.version, ""
         prepared = self.prepared if watch is None else replace(self.prepared, fused={})
-        options = {"out": out, "state": state, "watch": watch, "progress": progress}
-        return self.evaluation(prepared, call, as_matrix=as_matrix, **options)
+        return self.evaluation(
+            prepared, call, as_matrix=as_matrix, out=out, state=state, watch=watch, progress=progress
+        )
 
     @staticmethod
     def evaluation(prepared: Prepared, call: KernelCall, *, as_matrix: bool = False, **options: Any) -> Evaluation:

@@ -78,14 +78,17 @@ class RowsOrColumns(DenseForm):
         sizes = f"J has {rows} {'rows' if rows > 1 else 'row'} and {columns} columns"
         if call.kernel is None:
             return self._of_pipeline(evaluation, rows, sizes)
+        if prepared.fused:
+            return None
         try:
-            _check_columns(evaluation, [] if prepared.fused else [(call.kernel, call.full_args)], rows)
-        except _PrefersRows as reason:
-            blocks = _all_rows(evaluation)
-            if blocks is not None:
-                prepared.is_reverse, prepared.mode = True, f"reverse mode: {sizes}, and {reason}"
-            return blocks
-        return None
+            _check_columns(evaluation, [(call.kernel, call.full_args)], rows)
+            return None
+        except _PrefersRows as error:
+            reason = str(error)
+        blocks = _all_rows(evaluation)
+        if blocks is not None:
+            prepared.is_reverse, prepared.mode = True, f"reverse mode: {sizes}, and {reason}"
+        return blocks
 
     def _of_pipeline(self, evaluation: Evaluation, rows: int, sizes: str) -> list[list[np.ndarray]] | None:
         """J in reverse mode, in the first call of a pipeline, which chooses the mode of later ones."""
@@ -99,7 +102,8 @@ class RowsOrColumns(DenseForm):
         little, share = BOOKKEEPING
         prepared.is_reverse = work > little * -(-rows // share)
         try:
-            _check_columns(evaluation, [] if prepared.is_reverse else launches, rows)
+            if not prepared.is_reverse:
+                _check_columns(evaluation, launches, rows)
         except (_PrefersRows, UnsupportedError) as error:
             prepared.is_reverse, reason = True, str(error)
         if prepared.is_reverse:
