@@ -35,7 +35,8 @@ class Bounded(dict[Key, Value]):
 
     def __setitem__(self, key: Key, value: Value) -> None:
         if key not in self and len(self) >= self._most:
-            del self[next(iter(self))]
+            oldest, *_ = list(self)  # at once: another thread may change it
+            self.pop(oldest, None)
         super().__setitem__(key, value)
 
 
