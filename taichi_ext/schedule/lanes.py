@@ -32,7 +32,7 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, Indices, VectorEntry
 from taichi_ext.analysis.changes import varying_locals, written_containers
 from taichi_ext.analysis.loops import trips
-from taichi_ext.program.build import TRUTHS, literal
+from taichi_ext.program.build import TRUTHS, is_over_columns, literal
 from taichi_ext.schedule.elementary import elementary_of
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.schedule.masks import with_masks
@@ -173,6 +173,9 @@ def _check_float64(parts: tuple[Part, ...], body: ir.Body, totals: _Totals) -> N
     """Raise where LLVM makes no vectors of float64, which hold fewer numbers than those of float32."""
     if any(isinstance(s, ir.Assign) and _is_choice(s) for s in ir.statements(body)):
         raise CannotError("a local array of float64 changes in some lanes only")
+    inner = (x for s in ir.statements(body) if isinstance(s, (ir.For, ir.While)) for x in s.within)
+    if any(map(is_over_columns, inner)):
+        raise CannotError("a loop in it goes through rows of float64, which are vectors already")
     if totals.calls > MOST_CALLS * totals.work:
         raise CannotError("most of its work is functions of float64, which are calls for each lane")
     has_loops = any(isinstance(p, SharedBlock) and isinstance(p.statement, (ir.For, ir.While)) for p in parts)
