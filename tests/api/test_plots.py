@@ -196,9 +196,6 @@ def test_a_fit_is_drawn():
         plot_fit(3)
 
 
-# --- how pictures look: that of plots, and of the examples, which check their own when they are saved -----------------
-
-
 def style():
     """The module that examples draw with."""
     path = Path(__file__).parents[2] / "examples" / "plotting.py"

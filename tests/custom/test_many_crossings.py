@@ -128,9 +128,6 @@ def test_of_too_many_shapes_the_nearest_stay(order):
     assert_allclose(read(image), left * 0.6 + (1 - left) * 0.2 + np.zeros((7, 7)), atol=1e-3)
 
 
-# --- edge: the level is computed at other positions, wherever it stands in the kernel
-
-
 def test_an_interval_with_two_ends():
     """The density is 0.8 in [p0, p0 + p1], and the interval of length 1 around x holds both ends."""
     p, mass = scalars([2.9, 0.3]), outputs(6)

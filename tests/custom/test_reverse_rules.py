@@ -36,9 +36,6 @@ def check(function, expected, dtype=ti.f64, values=X):
     assert_allclose(J, np.diag(expected), rtol=rtol, atol=0)
 
 
-# --- operations that Taichi's own reverse mode lacks ------------------------------------------------------------------
-
-
 def test_rounded_values():
     """``ti.round`` and ``ti.tan`` are refused by Taichi's reverse mode; ties are rounded away from 0, as Taichi does."""
     values = np.array([0.5, -0.5, 1.5, 2.5, -0.3, 0.49999999999999994, 4503599627370497.0, 1e17])
@@ -161,9 +158,6 @@ def test_functions_whose_derivative_is_not_in_what_they_return():
 
     both = kernel_of("for i in x: y[i] += storing(x[i], i)", x=x, y=y, storing=storing)
     assert_allclose(check_transpose(both, x, y), np.diag(1 + 4 * X), rtol=1e-12)
-
-
-# --- changes of the registry ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sweep

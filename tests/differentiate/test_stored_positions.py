@@ -232,9 +232,6 @@ def test_a_plain_launch_of_an_antialiased_value():
         scene.kernel(REFUSED["a field"])()
 
 
-# --- nothing that depends on the position is read ---------------------------------------------------------------------
-
-
 RIGHT = {
     "stored later": """image[i, j] = coverage(tmp[i, j] + p[0] - x + 0.2 * y, at=(x, y))
 tmp[i, j] = p[0] - x""",

@@ -18,7 +18,7 @@ from taichi_ext.program import F64, I32, Local
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
-N, BLOBS = 7, 4
+N = 7
 
 
 def make_nearest():

@@ -67,9 +67,6 @@ def test_parameter_and_output(kind):
     assert type(J).__module__.split(".")[0] == ("torch" if kind == "torch" else "numpy")
 
 
-# --- elements that are vectors and matrices
-
-
 @ti.kernel
 def spread(s: ti.types.ndarray(ndim=2), v: ti.types.ndarray(dtype=vec3, ndim=2)):
     for i, j in v:
@@ -92,8 +89,6 @@ def test_vector_elements_as_output(kind):
         expected[i, j, 2, 1, 0] += 1
     assert_allclose(J, expected, rtol=1e-14)
 
-
-# --- in place, intermediates, constants, aliases
 
 step_in_place = kernel_of("for i in x: x[i] += k * x[i] ** 2", "x: A, k: ti.f64")
 
@@ -143,9 +138,6 @@ def test_arrays_that_change_roles_between_calls():
     assert_allclose(jacobian(product, b, c, args=(a, b, c)), np.diag(a), rtol=1e-14)
     assert_allclose(jacobian(product, a, c, args=(a, a, c)), np.diag(2 * a), rtol=1e-14)
     assert_allclose(jacobian(product, a, c, args=(a, b, c)), np.diag(b), rtol=1e-14)
-
-
-# --- bad input
 
 
 def test_tensor_that_requires_grad_gets_no_gradient():

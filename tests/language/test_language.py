@@ -13,9 +13,6 @@ from taichi_ext import InvalidArgumentError, jacobian
 pytestmark = pytest.mark.usefixtures("ti64")
 
 
-# --- arithmetic -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore:.*Calling non-taichi function")
 def test_operators_as_functions():
     x, y = scalars([1.3, 0.45]), outputs(8)
@@ -32,9 +29,6 @@ def test_operators_as_functions():
             y[4] = operator.mul(a, 2)
 
     check_jacobian(k, x, y)
-
-
-# --- order of evaluation ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.cpu_only("shaders print elsewhere")
@@ -72,9 +66,6 @@ def test_docstrings_pass_and_bare_expressions():
         y[0] = x[0] * x[1]
 
     check_jacobian(k, x, y)
-
-
-# --- one test each ----------------------------------------------------------------------------------------------------
 
 
 def test_an_atomic_product_outside_of_loops():
@@ -122,7 +113,3 @@ def test_ranges_with_steps_are_taichis_own_errors():
 
     with pytest.raises(ti.TaichiCompilationError, match="Range should have 1 or 2 arguments"):
         jacobian(k, x, y)
-
-
-WRITTEN = {"breaks_before": [0, 1], "breaks_after": [0, 1, 2], "continues": [0, 1, 3, 4], "starts_late": [2, 3, 4]}
-WRITTEN["permutes"] = [0, 1, 2]

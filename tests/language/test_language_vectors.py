@@ -11,9 +11,6 @@ from taichi.lang import matrix_ops
 pytestmark = pytest.mark.usefixtures("ti64")
 
 
-# --- operators and methods --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.sweep
 @pytest.mark.parametrize("size", [2, 3])
 def test_methods_of_matrices(size):

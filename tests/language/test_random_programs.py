@@ -77,9 +77,6 @@ def test_random_programs_in_other_ways(workshop, monkeypatch, way, seed):
     assert kind in (RIGHT, REJECTED, *BY_ITSELF, *[REFUSED] * (way == "hessians")), f"seed {seed}: {kind}: {message}"
 
 
-# --- the reference itself ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", [1, 4, 7])
 def test_reference_against_central_differences(workshop, seed):
     """Derivatives of the reference against differences of what Taichi computes, without taichi_ext."""
@@ -106,8 +103,6 @@ def test_reference_against_central_differences(workshop, seed):
     np.testing.assert_allclose(expected.derivatives["y"], differences, rtol=1e-5, atol=1e-6)
     assert np.abs(differences).max() > 1e-3
 
-
-# --- programs that failed once, cut down ------------------------------------------------------------------------------
 
 X8 = Field("x", "f", (8,))
 Y8 = Field("y", "f", (8,))

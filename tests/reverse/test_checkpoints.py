@@ -113,9 +113,6 @@ def test_progress_tells_of_the_way_back(chain):
     assert told[-1] == (42, 42)
 
 
-# --- the schedule -----------------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def least(length, slots):
     """The units that are run forward to go back over some from a stored state, each of them once more for itself."""

@@ -46,9 +46,6 @@ def active(field):
     return sorted(map(tuple, found[: count[0]].tolist()))
 
 
-# --- parts of the layout ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def trees():
     """A tree of blocks of bits with two fields at different places, and lists; kernels that change everything."""
@@ -116,9 +113,6 @@ def test_a_bit_that_was_not_set_reads_zero_again():
     copy.put_back()
     assert read(2) == 1 and read(3) == 0
     assert active(t) == [(2, 1)]
-
-
-# --- blocks of columns ------------------------------------------------------------------------------------------------
 
 
 LAYOUTS = {
