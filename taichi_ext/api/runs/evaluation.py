@@ -25,7 +25,7 @@ from taichi_ext.api.inputs.results import (
     joined,
     lay_out,
 )
-from taichi_ext.api.runs.arbiter import Arbiter, ArrayStores
+from taichi_ext.api.runs.arbiter import Arbiter, ArrayStores, PythonState, python_state, set_python_state
 from taichi_ext.api.runs.findings import RunLog, check_accesses, check_run, warn_of_alerts, warn_of_indices
 from taichi_ext.api.runs.replay import Prepared, Replay, values_of
 from taichi_ext.api.runs.subject import RowSpace, Shapes
@@ -77,6 +77,7 @@ class Evaluation:
     said: set[object] = field(default_factory=set[object])  # the warnings of the call so far
     returned: Any = field(default=None, init=False)  # the return value of the kernel or function in the last run
     _arbiter: Arbiter | None = field(default=None, init=False)
+    _python: PythonState = field(default_factory=PythonState, init=False)  # before a run that may be repeated
     _stores: dict[int, np.ndarray] | None = field(default=None, init=False)  # of numbers that were there already
 
     def __post_init__(self) -> None:
@@ -207,17 +208,21 @@ class Evaluation:
             may_go_over = self.call.kernel is None and self._max_memory() < math.inf
             if self.state is None and (needs_state or may_go_over):
                 self.state = State()
+                if self.call.kernel is None:
+                    self._python = python_state(self.call.function, self.call.args)
             try:
                 yield
             except (InvalidArgumentError, UnsupportedError):
                 if self.state is not None:
                     self.state.undo()
+                    set_python_state(self._python)
                 raise
 
     def restore(self) -> None:
         """Put everything back as it was before the run."""
         self.state = self.state or State()  # of one kernel, which has not been launched
         self.state.restore()
+        set_python_state(self._python)
 
     def run(
         self,
