@@ -1,7 +1,7 @@
 """Straight edges in a pixel, in kernels: the part within it, the area behind, and how far faces reach from an edge."""
 
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
-# pyright: reportInvalidTypeForm=false
+# pyright: reportInvalidTypeForm=false, reportIndexIssue=false
 # Those of the variables of a function that Taichi compiles are known when it is compiled.
 # pyright: reportMissingParameterType=false, reportMissingTypeStubs=false, reportUnknownParameterType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -5,15 +5,16 @@ and either the level of one of them or the distance of the nearest edge.  A leve
 body can jump at comparisons of real numbers, conversions to integers, roundings, remainders, the cut of ``atan2``, and
 where a divisor is 0; everything else is continuous, or depends on integers that come from these.  Real numbers that are
 tested for equality are equal in a whole region only by ``max``, ``min`` or ``abs``, so these count as conditions, too,
-where there is such a test.  So do the turning points of sines from which a condition is computed: between two of them a
-level has no edge that its slopes do not lead to.
+where there is such a test.  So do the turning points of sines from which a condition is computed, and the factors of a
+product that is compared with 0: a search that follows slopes then finds the edges of one sine, and of products of them.
+Slopes of other levels, such as sums of sines, may lead past a pair of edges.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
@@ -33,9 +34,9 @@ class Probe:
     their levels and slopes there, where ``at`` is at ``along`` in it. Else ``along`` is a direction, ``near`` the
     distance of the next edge ahead, whose number is ``found`` and whose slope ``slope``, and ``behind`` that of the
     next one the other way. ``bits`` has the outcomes of conditions, odd or even, at their numbers. A local that is not
-    needed is None. ``has_kinks``: whether places count where ``max``, ``min`` and ``abs`` change. ``waves``: the sines,
-    cosines and tangents that conditions are computed from. ``signless``: the locals that are only given constants,
-    none of them negative, such as ``eps`` of a norm.
+    needed is None. ``has_kinks``: whether places count where ``max``, ``min`` and ``abs`` change. ``inner``: the sines,
+    cosines and tangents that conditions are computed from, and the products that are compared with 0. ``signless``: the
+    locals that are only given constants, none of them negative, such as ``eps`` of a norm.
     """
 
     count: ir.Local
@@ -51,7 +52,7 @@ class Probe:
     slope: tuple[ir.Local, ...] = ()
     bits: ir.Local | None = None
     has_kinks: bool = False
-    waves: frozenset[ir.Value] = frozenset()
+    inner: frozenset[ir.Value] = frozenset()
     signless: frozenset[object] = frozenset()
 
     def in_body(self, body: ir.Body) -> ir.Body:
@@ -67,7 +68,7 @@ class Probe:
             given[memory] += values
         signless = frozenset(m for m, values in given.items() if values and all(map(_is_no_less_than_0, values)))
         probe = replace(self, has_kinks=has_kinks, signless=signless)
-        probe = replace(probe, waves=probe._deciding_waves(body, given))
+        probe = replace(probe, inner=probe._inner_conditions(body, given))
         return ir.mapped(body, lambda s: probe._with_notes(s, moving))
 
     def _with_notes(self, s: ir.Statement, moving: set[ir.Local]) -> ir.Body:
@@ -96,7 +97,8 @@ class Probe:
         outcomes[value] = value
         rest = ir.children(value)
         if not isinstance(value, ir.Op) or value.name not in ir.LAZY:
-            own = self._note(value, place, outcomes) if isinstance(value, ir.Op) and _reads(value, moving) else ()
+            is_moving = isinstance(value, ir.Op) and _reads(value, moving)
+            own = self._note(value, place, outcomes, moving) if is_moving else ()
             return (*(n for v in rest for n in self._notes(v, place, outcomes, moving)), *own)
         first, *others = rest
         before = self._notes(first, place, outcomes, moving)
@@ -113,7 +115,9 @@ class Probe:
         sides = [side, ()] if value.name == "logical_and" else [(), side]
         return (*before, start, ir.If(outcome, *sides, place=place))
 
-    def _note(self, op: ir.Op, place: ir.Place | None, outcomes: dict[ir.Value, ir.Value]) -> ir.Body:
+    def _note(
+        self, op: ir.Op, place: ir.Place | None, outcomes: dict[ir.Value, ir.Value], moving: set[ir.Local]
+    ) -> ir.Body:
         """The note of one operation."""
         place, args = op.place or place, op.args
         is_real = any(a.dtype.is_real for a in args)
@@ -124,7 +128,10 @@ class Probe:
         if op.name in _KINKS and is_real and self.has_kinks:
             first, second = args if len(args) == 2 else (args[0], ir.Const(0.0, args[0].dtype))
             return self._noted(ir.Op("gt", (first, second), ir.U1), _real("sub", first, second), place)
-        if op in self.waves:
+        if op in self.inner and op.name == "mul":
+            factors = [a for a in args if _reads(a, moving)]
+            return tuple(s for a in factors for s in self._noted(_is_positive(a), a, place))
+        if op in self.inner:
             op = _real("floor", _real("add", _real("mul", args[0], 1 / math.pi), _WAVES[op.name]))
             args = op.args
         elif not is_real or op.name not in _JUMPS:
@@ -146,13 +153,20 @@ class Probe:
         border = _real("add", _real("floor", args[0]), half) if op.name == "round" else _real("round", args[0])
         return self._noted(op, _real("sub", args[0], border), place, ir.Const(1.0, args[0].dtype))
 
-    def _deciding_waves(self, body: ir.Body, given: Mapping[object, list[ir.Value]]) -> frozenset[ir.Value]:
-        """The sines, cosines and tangents, which jump, that conditions are computed from."""
+    def _inner_conditions(self, body: ir.Body, given: Mapping[object, list[ir.Value]]) -> frozenset[ir.Value]:
+        """The sines, cosines and tangents, which jump, that conditions are computed from; the products of ``inner``."""
+
+        def reached(levels: list[ir.Value], operands: Callable[[ir.Value], tuple[ir.Value, ...]]) -> Iterator[ir.Op]:
+            found = ir.through(levels, lambda v: given.get(v.local, ()) if isinstance(v, ir.Read) else operands(v))
+            return (v for v in found if isinstance(v, ir.Op))
+
         values = (v for s in ir.statements(body) for v in _computed(s))
-        ops = (v for value in values for v in ir.walk(value) if isinstance(v, ir.Op))
-        levels = [v for op in ops for v in self._levels_of(op)]
-        operands = ir.through(levels, lambda v: given.get(v.local, ()) if isinstance(v, ir.Read) else _operands(v))
-        return frozenset(v for v in operands if isinstance(v, ir.Op) and v.name in _WAVES)
+        ops = [v for value in values for v in ir.walk(value) if isinstance(v, ir.Op)]
+        waves = reached([v for op in ops for v in self._levels_of(op)], _operands)
+        ordered = [op.args for op in ops if op.name in _ORDERED]
+        signs = reached([a for p, q in ordered for a, b in ((p, q), (q, p)) if _is_zero(b)], _factors)
+        products = (v for v in signs if v.name == "mul" and v.args[0] != v.args[1])
+        return frozenset((*(v for v in waves if v.name in _WAVES), *products))
 
     def _levels_of(self, op: ir.Op) -> tuple[ir.Value, ...]:
         """What the places are computed from at which an operation jumps."""
@@ -271,6 +285,10 @@ def _is_positive(value: ir.Value) -> ir.Value:
     return ir.Op("gt", (value, ir.Const(0.0, value.dtype)), ir.U1)
 
 
+def _is_zero(value: ir.Value) -> bool:
+    return isinstance(value, ir.Const) and value.value == 0
+
+
 def _is_no_less_than_0(value: ir.Value) -> bool:
     return isinstance(value, ir.Const) and value.value >= 0
 
@@ -305,6 +323,11 @@ def _operands(value: ir.Value) -> tuple[ir.Value, ...]:
     if not isinstance(value, ir.Op):
         return ()
     return value.args[1:] if value.name in ("select", "ifte") else value.args
+
+
+def _factors(value: ir.Value) -> tuple[ir.Value, ...]:
+    """The numbers whose signs give that of a value."""
+    return value.args if isinstance(value, ir.Op) and value.name in ("mul", "neg", "cast") else ()
 
 
 def _reads(value: ir.Value, locals_: set[ir.Local]) -> bool:

@@ -355,6 +355,38 @@ def test_stripes_on_a_cylinder(use):
         assert error.max() < 0.02, (read(p), error)
 
 
+@pytest.mark.sweep
+def test_checkers_by_a_product_of_sines():
+    """Slopes of the product led past pairs of edges near its saddles, and J was 0.07 off; its factors are levels of their own."""
+    p, image = scalars(np.array([0.2, 0.8, 0.8])), outputs(4, 3)
+    h, points = 0.15, 4000  # half a period; of each line in a pixel
+
+    @ti.func
+    def shade(x, y):
+        u = x * ti.cos(p[2]) + y * ti.sin(p[2]) - p[0]
+        v = y * ti.cos(p[2]) - x * ti.sin(p[2]) - p[1]
+        product = ti.sin(np.pi / h * u) * ti.sin(np.pi / h * v)
+        return ti.select(product > 0, 1.0, 0.0)
+
+    plan = Jacobian(drawing(shade, image), p, image)
+    along = (np.arange(16 * points) + 0.5) / points - 8
+    generator = np.random.default_rng(0)
+    for _ in range(5):
+        given = generator.uniform(0, [1, 1, 1.5])
+        write(p, given)
+        wanted = np.zeros((4, 3, 2))
+        cos, sin = np.cos(given[2]), np.sin(given[2])
+        for axis in range(2):
+            for n in range(-50, 50):
+                u, v = (np.full_like(along, n * h), along)[:: 1 - 2 * axis]
+                x, y = (u + given[0]) * cos - (v + given[1]) * sin, (u + given[0]) * sin + (v + given[1]) * cos
+                i, j = np.floor([x + 0.5, y + 0.5]).astype(int)
+                inside = (i >= 0) & (i < 4) & (j >= 0) & (j < 3)
+                jump = (-1) ** n * np.sign(np.sin(np.pi / h * along))[inside]
+                np.add.at(wanted[..., axis], (i[inside], j[inside]), -jump / points)
+        assert np.abs(plan()[..., :2] - wanted).max() < 0.01, given  # of 13 pixels of edges in each pixel
+
+
 def test_tangents_jump_at_their_poles():
     """The level of a condition on one is not 0 there; J was 200 times too large."""
     p, image = scalars(np.array([0.3, 2.1])), outputs(20, 1)
