@@ -153,10 +153,11 @@ def mean_of_shapes(
         middle = middle_of_square(place, size)
         seen = ti.Matrix([[0.0] * COLUMNS] * (MOST + 1))
         found = collect(shape, count, x, y, middle, size, seen, has_alpha)
-        if found > MOST and side > COARSE:
+        kind = found // (MOST + 1)  # 0, or 1 or 2 if it should be divided
+        if kind > 0 and (side > COARSE or (side > 1 and (kind == 2 or side < COARSE))):
             side = side // 2
         else:
-            found -= ti.select(found > MOST, MOST + 1, 0)
+            found %= MOST + 1
             for half in range(1 if seen[MOST, INDEX] < 0 else 2):
                 if half == 1:
                     swap_edges(found, seen)

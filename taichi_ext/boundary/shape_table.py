@@ -27,6 +27,7 @@ _TURNED = 2.0  # slope of an arc with respect to its chord, in the smallest squa
 _AWAY = 4.0  # squares: shapes that are farther outside are not looked at in the corners
 _FLAT = 1e-5  # of a square: a bulge that is none, and an angle
 _TOUCHING = 4.0 * PARALLEL  # by which depths may swap beyond a square: where they do on its side, two squares see it
+_ROUND = 0.02  # sine of the angle by which slopes turn from corner to corner around a round top
 _SHORT = 1e-3  # of the square: a chord whose ends are too near to each other to tell its direction
 
 
@@ -46,12 +47,14 @@ def level_gradient(shape: object, name: str, value: object, *, at: object) -> An
 def collect(shape: ti.template(), count, px, py, middle, size, seen: ti.template(), has_alpha: ti.template()):
     """Put the shapes that the square shows into the table; returns how many there are.
 
-    It is ``MOST + 1`` more if the square should be divided.  Of transparent shapes, those that end in it.
+    It is ``MOST + 1`` more if the square should be divided, and twice that if it may hold a tiny shape.  Of transparent
+    shapes, those that end in it.
     """
     x = px + middle[0]
     y = py + middle[1]
     found = 0
     is_coarse = False
+    is_tiny = False
     seen[MOST, INDEX] = -1.0
     here = ti.Matrix([[0.0] * 3] * (SIDES + 1))
     table = ti.Matrix([[0.0] * (NORMAL_Y + 1)] * ROWS)
@@ -84,6 +87,7 @@ def collect(shape: ti.template(), count, px, py, middle, size, seen: ti.template
                     is_straight, first, second, sign = lines_of(crossed, here, table)
                     is_coarse |= not is_straight or (sign != 0 and seen[MOST, INDEX] >= 0)
                 is_coarse |= sign == 0 and off > _BENT * slope.norm()
+                is_tiny |= (crossed > 0 or not is_full) and has_top(here)
             is_full = is_full and crossed == 0
             if (crossed > 0 or is_full) and not (has_alpha and is_full):
                 kept = 0
@@ -123,7 +127,25 @@ def collect(shape: ti.template(), count, px, py, middle, size, seen: ti.template
     for q in range(found):
         is_kept |= seen[q, INDEX] == seen[MOST, INDEX]
     seen[MOST, INDEX] = ti.select(is_kept, seen[MOST, INDEX], -1.0)
-    return found + ti.select(is_coarse, MOST + 1, 0)
+    return found + (MOST + 1) * ti.select(is_tiny, 2, ti.select(is_coarse, 1, 0))
+
+
+@ti.func
+def has_top(here: ti.template()):
+    """Whether a level rises from all corners of a square to a top that may be above 0, and is round.
+
+    Levels of straight edges have one slope at two corners or more; their lines are exact in larger squares.
+    """
+    rises = True
+    top = here[SIDES, 0]
+    for c in range(SIDES):
+        at = corner_of(c)
+        slope = ti.Vector([here[c, 1], here[c, 2]])
+        following = ti.Vector([here[(c + 1) % SIDES, 1], here[(c + 1) % SIDES, 2]])
+        outwards = slope.dot(at)
+        rises &= outwards < 0 and slope.cross(following) > _ROUND * slope.norm() * following.norm()
+        top = ti.max(top, here[c, 0] - outwards)
+    return rises and top > 0
 
 
 @ti.func

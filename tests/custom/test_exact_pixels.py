@@ -288,6 +288,27 @@ def test_discs_that_are_smaller_than_a_pixel(use):
         assert np.count_nonzero(J) == 1
 
 
+@pytest.mark.sweep
+def test_tiny_discs_in_layers():
+    """Those that cross no side of a square of 1/32 pixel were lost."""
+    p, image = scalars(np.array([1.0, 1.0, 0.3])), outputs(3, 3)
+
+    @ti.func
+    def shape(n, x, y):
+        return p[2] - ti.sqrt((x - p[0]) ** 2 + (y - p[1]) ** 2), 1.0
+
+    plan = Jacobian(layered(image, shape, 1, 0.0), p, image)
+    generator = np.random.default_rng(1)
+    for radius in (0.02, 0.01):
+        found = []
+        for _ in range(20):
+            write(p, np.array([*(1 + generator.uniform(-0.45, 0.45, 2)), radius]))
+            found.append(plan()[..., 2].sum() / (2 * np.pi * radius))
+        off = np.abs(np.array(found) - 1)
+        assert np.median(off) < 0.1, (radius, off)
+        assert off.max() < 0.8, (radius, off)
+
+
 STRIPES = [[0.503, 0.37, 0.7], [0.503, 0.37, 0.81], [0.2, 0.31, 0.4], [0.5, 0.83, 0.7]]  # angle, period and phase
 
 
