@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-from kernel_texts import func_of
+from kernel_texts import func_of, kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import edge
@@ -73,13 +73,8 @@ def test_plain_launches_that_print(capfd):
 
 
 def slope_kernel():
-    @ti.kernel
-    def k(p: ti.types.ndarray(), a: ti.types.ndarray()):
-        for i in a:
-            px = float(i)
-            py = 0.0
-            a[i] = edge(p[0] - px, 2.0 * p[1], 1.0, at=(px, py), antialias=True)
-
+    text = "for i in a: px = float(i); py = 0.0; a[i] = edge(p[0] - px, 2.0 * p[1], 1.0, at=(px, py), antialias=True)"
+    k = kernel_of(text, "p: A, a: A")
     return k
 
 

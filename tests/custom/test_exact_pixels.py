@@ -7,7 +7,7 @@ import taichi as ti
 from captured_warnings import all_warnings
 from differences import outputs, read, scalars, write
 from drawings import drawing, layered
-from kernel_texts import func_of
+from kernel_texts import func_of, kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian, coverage, pixel, value_and_jacobian, vjp
@@ -458,13 +458,8 @@ def coverage_of_a_triangle(width, height):
     """The kernel that draws a triangle's coverage, the triangle's corners and the image."""
     p, image = scalars(sliver(0.5).ravel()), outputs(width, height)
     level = level_of(p)
-
-    @ti.kernel
-    def k():
-        for i, j in image:
-            px, py = float(i), float(j)
-            image[i, j] = coverage(level(px, py), at=(px, py))
-
+    text = "for i, j in image: px, py = float(i), float(j); image[i, j] = coverage(level(px, py), at=(px, py))"
+    k = kernel_of(text, image=image, level=level)
     return k, p, image
 
 

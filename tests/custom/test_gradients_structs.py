@@ -78,12 +78,8 @@ def test_zeros_among_the_tangents():
     def _(ball, d_ball):
         return Ball(mass=4.0 * d_ball.mass)
 
-    @ti.kernel
-    def k():
-        for i in x:
-            ball = moved(made(x[i]), 2.0)
-            y[i] = ball.mass + ball.velocity.sum() + pair(x[i]).sum()
-
+    text = "for i in x: ball = moved(made(x[i]), 2.0); y[i] = ball.mass + ball.velocity.sum() + pair(x[i]).sum()"
+    k = kernel_of(text, x=x, moved=moved, made=made, y=y, pair=pair)
     assert_allclose(jacobian(k, x, y), np.diag([5.0, 5.0, 5.0]), rtol=1e-14)
 
 

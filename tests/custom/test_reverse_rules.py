@@ -85,12 +85,8 @@ def test_what_a_kernel_reads_and_overwrites():
             z[i] = y[i] ** 2
 
     largest = kernel_of("for i in x: ti.atomic_max(y[i], stop_gradient(2.0) * x[i])", x=x, y=y)
-
-    @ti.kernel
-    def of_a_neighbour():
-        for i in range(3):
-            y[i] = stop_gradient(2.0) * x[i]
-            z[i] = y[i + 1] * x[i]
+    text = "for i in range(3): y[i] = stop_gradient(2.0) * x[i]; z[i] = y[i + 1] * x[i]"
+    of_a_neighbour = kernel_of(text, y=y, x=x, z=z)
 
     @ti.kernel
     def before_it_is_stored():

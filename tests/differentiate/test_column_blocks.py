@@ -76,13 +76,8 @@ def read_indices():
     """Two parameters, of which some blocks have a part each, at indices that the kernel reads."""
     p, q, y = scalars(numbers(N - 7)), scalars(numbers(7, 1)), outputs(M)
     which = integers([3, 0, 6, 6, 2])
-
-    @ti.kernel
-    def k():
-        for i in y:
-            n = which[i]
-            y[i] += p[2 * n + 1] * q[n, 0] + ti.exp(q[(n + i) % 7, 0])
-
+    text = "for i in y: n = which[i]; y[i] += p[2 * n + 1] * q[n, 0] + ti.exp(q[(n + i) % 7, 0])"
+    k = kernel_of(text, y=y, which=which, p=p, q=q)
     return k, [p, q], y, 1
 
 

@@ -7,7 +7,7 @@ import pytest
 import taichi as ti
 from differences import check_jacobian, integers, outputs, scalars, vector_outputs
 from forced_lanes import force_lanes
-from kernel_texts import kernels_of, names_of
+from kernel_texts import kernel_of, kernels_of, names_of
 from taichi_program import initialise, share_program
 
 from taichi_ext import Jacobian
@@ -213,14 +213,8 @@ def test_long_bodies_stay(lanes, monkeypatch, function, most, compiled, has_lane
 
 def test_divisor_from_a_local_array_is_inverted_in_its_lane(lanes):
     x, y = scalars(X), outputs(2, 11)
-
-    @ti.kernel
-    def k():
-        for i, j in y:
-            h = ti.Vector([1.5, 0.7, 0.4])
-            h[j % 3] = x[0] + 1.0
-            y[i, j] = x[1] / h[1]
-
+    text = "for i, j in y: h = ti.Vector([1.5, 0.7, 0.4]); h[j % 3] = x[0] + 1.0; y[i, j] = x[1] / h[1]"
+    k = kernel_of(text, y=y, x=x)
     check_jacobian(k, x, y)
     assert lanes[-1] is not None
 

@@ -122,14 +122,8 @@ def test_binary_rule_on_vectors(name):
     a, b = scalars(draw(name, 0)), scalars(draw(name, 1))
     u, v = vectors(draw(name, 0, 3)), vectors(draw(name, 1, 3))
     both, left, right = (vector_outputs(3, POINTS) for _ in range(3))
-
-    @ti.kernel
-    def k():
-        for i in u:
-            both[i] = f(u[i], v[i])
-            left[i] = f(a[i], v[i])
-            right[i] = f(u[i], b[i])
-
+    text = "for i in u: both[i] = f(u[i], v[i]); left[i] = f(a[i], v[i]); right[i] = f(u[i], b[i])"
+    k = kernel_of(text, u=u, both=both, f=f, v=v, left=left, a=a, right=right, b=b)
     # Taichi 1.7.4 computes atan2 of float64 vectors in float32: differences need a longer step
     coarse = {"step": 3e-3, "rtol": 1e-3, "atol": 1e-3, "state_rtol": 1e-6} if name == "atan2" else {}
     check_jacobian(k, [a, b, u, v], [both, left, right], **coarse)

@@ -171,14 +171,8 @@ def test_energies_without_second_derivatives():
 def program():
     """Fields, and a kernel that fills them."""
     x, energy, other, count = scalars([1.0, 2.0]), scalars(0.0), outputs(3), ti.field(ti.i32, ())
-
-    @ti.kernel
-    def run():
-        for i in x:
-            energy[None] += x[i] ** 2
-            other[i] = x[i]
-            count[None] += 1
-
+    text = "for i in x: energy[None] += x[i] ** 2; other[i] = x[i]; count[None] += 1"
+    run = kernel_of(text, x=x, energy=energy, other=other, count=count)
     return SimpleNamespace(run=run, x=x, energy=energy, other=other, count=count)
 
 

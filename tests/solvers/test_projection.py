@@ -23,14 +23,8 @@ def projected(block, way):
 def test_terms_that_are_added_by_atomic_functions():
     """As statements ``ti.atomic_add`` and ``ti.atomic_sub`` are ``+=`` and ``-=``, for locals, too."""
     x, energy = scalars([-0.5, 0.8]), scalars(0.0)
-
-    @ti.kernel
-    def run():
-        for i in range(2):
-            term = 0.0
-            ti.atomic_add(term, x[i] ** 3)
-            ti.atomic_sub(energy[None], -term)
-
+    text = "for i in range(2): term = 0.0; ti.atomic_add(term, x[i] ** 3); ti.atomic_sub(energy[None], -term)"
+    run = kernel_of(text, x=x, energy=energy)
     value, gradient, H = value_gradient_and_hessian(run, x, energy, format="csr", project="clamp")
     assert_allclose(value, 0.387, rtol=1e-12)
     assert_allclose(gradient, [0.75, 1.92], rtol=1e-12)

@@ -235,12 +235,8 @@ class TestLeastSquares:
         monkeypatch.setattr(evaluation, "available_memory", lambda: 2.0)
         middle = ti.field(ti.f64, fit.r.shape)
         runs = []
-
-        @ti.kernel
-        def square():
-            for i in fit.r:
-                fit.r[i] = fit.r[i] * (1 + middle[i])
-                middle[i] = fit.r[i] / (1 + middle[i])
+        text = "for i in fit.r: fit.r[i] = fit.r[i] * (1 + middle[i]); middle[i] = fit.r[i] / (1 + middle[i])"
+        square = kernel_of(text, fit=fit, middle=middle)
 
         def run():
             runs.append(None)

@@ -247,13 +247,8 @@ def test_energies(name):
 def test_entries_outside_of_a_field_are_no_others_entries():
     rng = np.random.default_rng(11)
     x, energy, numbers = vectors(rng.uniform(0.3, 1, (5, 2))), scalars(0.0), integers([-1, 2, 4, 5])
-
-    @ti.kernel
-    def of_one():
-        for i in numbers:
-            j = numbers[i]
-            energy[None] += (x[i][0] - x[j][1]) ** 2 + x[i].dot(x[j])
-
+    text = "for i in numbers: j = numbers[i]; energy[None] += (x[i][0] - x[j][1]) ** 2 + x[i].dot(x[j])"
+    of_one = kernel_of(text, numbers=numbers, energy=energy, x=x)
     require_like_dense(of_one, x, energy)
     block = np.array([[2.0, 0, 1, -2], [0, 0, 0, 1], [1, 0, 0, 0], [-2, 1, 0, 2]])
     values, turns = np.linalg.eigh(block)
@@ -284,12 +279,8 @@ def test_energies_of_fields_that_the_same_kernel_computes():
         for i in range(4):
             energy[None] += ti.log(density[i]) * moved[i].dot(moved[i + 1]) * x[i][1]
 
-    @ti.kernel
-    def in_one_loop():
-        for i in range(4):
-            density[i] = x[i].dot(x[i + 1])
-            energy[None] += ti.sin(density[i]) * x[i][0]
-
+    text = "for i in range(4): density[i] = x[i].dot(x[i + 1]); energy[None] += ti.sin(density[i]) * x[i][0]"
+    in_one_loop = kernel_of(text, density=density, x=x, energy=energy)
     for kernel in (chain, in_one_loop):
         plan = require_like_dense(kernel, x, energy)
         H = plan()
@@ -300,13 +291,8 @@ def test_energies_of_fields_that_the_same_kernel_computes():
 
 def kernels_that_read_what_they_stored(x, z, y, energy):
     """Energies of y, which is computed from z in the loop that stores z: by an entry, a local, at top level, by sums."""
-
-    @ti.kernel
-    def by_entry():
-        for i in range(3):
-            z[i] = x[0] * x[i + 3]
-            y[i] = z[i] * x[i]
-            energy[None] += y[i] ** 2
+    text = "by_entry: for i in range(3): z[i] = x[0] * x[i + 3]; y[i] = z[i] * x[i]; energy[None] += y[i] ** 2"
+    by_entry = kernel_of(text, z=z, x=x, y=y, energy=energy)
 
     @ti.kernel
     def by_local():
