@@ -84,6 +84,7 @@ MEETING = """
     last_in_a_list:
         for k in w:
             y[near[k]] = w[k] * x[k]
+    in_a_list_of_bytes: for k in w: y[(ti.cast(near[k], ti.u8) + 300) % 300] = w[k] * x[k]
     entries_of_a_list: for k in w: x[near[k]] = ti.sin(x[near[k]]) * w[k]
     part_of_a_list:
         # without the entries that are there again
@@ -155,6 +156,7 @@ OUTPUTS = {  # the output, and whether there is order if several threads share t
     "last_one": ("y", False),
     "by_a_list": ("x", False),
     "last_in_a_list": ("y", False),
+    "in_a_list_of_bytes": ("y", False),
     "entries_of_a_list": ("x", False),
     "part_of_a_list": ("x", False),
     "perhaps_of_a_list": ("y", False),

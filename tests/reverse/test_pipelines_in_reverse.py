@@ -217,6 +217,9 @@ INDICES = """
         j = ti.abs(t // 7 % 600)
     logic(t: ti.i32):
         j = ti.cast(t > 300, ti.i32) + 2 * (t == 333 or t < 0) + ti.max(t, 7) % 5
+    truths(t: ti.i32):
+        # a truth value, too
+        j = 5 * ti.cast((t > 300) + (t > 200), ti.i32)
     quotient(t: ti.i32):
         if t == 0:
             continue

@@ -74,7 +74,7 @@ class Places:
                 inner = self._values.get(value.local)
                 known = is_named or (inner is not None and not value.index and self.is_fixed(inner))
             elif isinstance(value, Op):
-                known = value.name in _OPERATIONS and not value.dtype.is_real and all(map(self.is_fixed, value.args))
+                known = _is_computed(value) and all(map(self.is_fixed, value.args))
             else:
                 known = isinstance(value, Const)
             self._fixed[value] = known
@@ -102,16 +102,17 @@ class Places:
         if isinstance(value, Read) and not value.index:
             known = given.get(value.local)
             return self._number(self._values[value.local], given) if known is None else known
-        if isinstance(value, Op) and not value.dtype.is_real:
-            number = _OPERATIONS[value.name](*(self._number(a, given) for a in value.args))
-            return number.astype(_NUMPY[value.dtype]) if np.ndim(number) else value.dtype.wrapped(int(number))
+        if isinstance(value, Op) and _is_computed(value):
+            kind, args = value.dtype, [self._number(a, given) for a in value.args]
+            number = _OPERATIONS[value.name](*(args if kind == ir.U1 else [_wide(a, kind) for a in args]))
+            return _wide(number.astype(_NUMPY[kind]), kind) if np.ndim(number) else kind.wrapped(int(number))
         if isinstance(value, Const) and not value.dtype.is_real:
             return int(value.value)
         if isinstance(value, Load) and value.container not in self.stores:
             numbers, firsts = given[value.container], value.container.offset or (0,) * value.container.ndim
             indices = (self._number(i, given) - first for i, first in zip(value.indices, firsts, strict=True))
             found = numbers[(*indices, *value.component)]
-            return found if np.ndim(found) else int(found)
+            return _wide(found, value.dtype) if np.ndim(found) else int(found)
         raise KeyError(value)
 
     def arguments_of(self, pair: Pair) -> list[Local]:
@@ -165,6 +166,18 @@ class Places:
         numbers = np.split(entries if is_dense else np.unique(entries, return_inverse=True)[1], 2)
         held = [self._may_hold(guards, given, size, is_certain=pair.is_alike) for guards in pair.guards]
         return _are_shared(*((n[is_run], iteration[is_run]) for n, is_run in zip(numbers, held, strict=True)))
+
+
+def _is_computed(op: Op) -> bool:
+    """Whether Python computes what Taichi does: a sum of truth values is one, too, of which two make 0."""
+    is_truth = op.name in (*ir.COMPARISONS, "logical_and", "logical_or", "logical_not", "cast")
+    is_logic = op.name in ("bit_and", "bit_or", "bit_xor") and all(a.dtype.bits == 1 for a in op.args)
+    return op.name in _OPERATIONS and not op.dtype.is_real and (op.dtype.bits > 1 or is_truth or is_logic)
+
+
+def _wide(numbers: Any, kind: ir.Type) -> Any:
+    """Those of all iterations, in a type that holds what is computed from them before it wraps."""
+    return numbers.astype(np.uint64 if kind == ir.U64 else np.int64) if np.ndim(numbers) else numbers
 
 
 def _are_shared(first: tuple[np.ndarray, np.ndarray], second: tuple[np.ndarray, np.ndarray]) -> bool:
