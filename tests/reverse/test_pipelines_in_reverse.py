@@ -209,6 +209,9 @@ INDICES = """
         j = t * 73856093 % 600
     shifted(t: ti.i32):
         j = (t << 28) % 600
+    shifted_out(t: ti.i32):
+        # of all bits, or of none on some machines
+        j = t // 300 << t // 10
     taken(t: ti.u8):
         j = ti.cast(t, ti.i32)
     below(t: ti.u32):

@@ -91,7 +91,7 @@ class Places:
         return [()] if () in made else list(made)
 
     def numbers(self, place: Place, arguments: Mapping[Local, int]) -> tuple[int, ...] | None:
-        """Indices in a launch with these arguments; None for a quotient by 0 and the like, where no iteration gets."""
+        """Indices in a launch with these arguments; None for quotients by 0, where no iteration gets, and the like."""
         try:
             return tuple([int(self._number(i, arguments)) for i in place])
         except (ArithmeticError, ValueError):
@@ -104,6 +104,8 @@ class Places:
             return self._number(self._values[value.local], given) if known is None else known
         if isinstance(value, Op) and _is_computed(value):
             kind, args = value.dtype, [self._number(a, given) for a in value.args]
+            if value.name.startswith("shift_") and not np.all((args[1] >= 0) & (args[1] < kind.bits)):
+                raise ValueError  # what it gives is a matter of the machine
             number = _OPERATIONS[value.name](*(args if kind == ir.U1 else [_wide(a, kind) for a in args]))
             return _wide(number.astype(_NUMPY[kind]), kind) if np.ndim(number) else kind.wrapped(int(number))
         if isinstance(value, Const) and not value.dtype.is_real:
