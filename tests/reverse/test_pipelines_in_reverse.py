@@ -214,6 +214,8 @@ INDICES = """
         j = t // 300 << t // 10
     taken(t: ti.u8):
         j = ti.cast(t, ti.i32)
+    quotient_of_bytes(t: ti.u8):
+        j = ti.cast(t // ti.u8(7), ti.i32)
     below(t: ti.u32):
         j = ti.cast((t - ti.u32(500)) % ti.u32(601), ti.i32)
     halves(t: ti.i32):

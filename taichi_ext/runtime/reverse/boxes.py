@@ -171,10 +171,13 @@ class Places:
 
 
 def _is_computed(op: Op) -> bool:
-    """Whether Python computes what Taichi does: a sum of truth values is one, too, of which two make 0."""
-    is_truth = op.name in (*ir.COMPARISONS, "logical_and", "logical_or", "logical_not", "cast")
+    """Whether Python computes what Taichi does, for which 1 + 1 is 0 of truth values, and 77 // 7 is 1 of bytes."""
+    if op.dtype.is_real or op.name not in _OPERATIONS:
+        return False
+    if op.dtype.bits > 1:
+        return op.dtype.bits > 8 or op.name not in ("floordiv", "mod")
     is_logic = op.name in ("bit_and", "bit_or", "bit_xor") and all(a.dtype.bits == 1 for a in op.args)
-    return op.name in _OPERATIONS and not op.dtype.is_real and (op.dtype.bits > 1 or is_truth or is_logic)
+    return is_logic or op.name in (*ir.COMPARISONS, "logical_and", "logical_or", "logical_not", "cast")
 
 
 def _wide(numbers: Any, kind: ir.Type) -> Any:
