@@ -61,9 +61,9 @@ class _Access:
     guards: tuple[Value, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Spot:
-    """An entry that is accessed, its line, and the loops and all conditions around it."""
+    """An entry that is accessed, its line, the loops around it, and the conditions around all accesses like it."""
 
     entry: Load
     place: ir.Place | None
@@ -105,7 +105,8 @@ class Order:
                 ranges.update(zip(loop_atoms(s), sizes, strict=False))
         spots: dict[Container, dict[_Access, _Spot]] = {}
         for access, spot in self._accesses(loop.body, (), (loop,)):
-            spots.setdefault(spot.entry.container, {}).setdefault(access, spot)
+            first = spots.setdefault(spot.entry.container, {}).setdefault(access, spot)
+            first.guards = tuple([guard for guard in first.guards if guard in spot.guards])
         variables = {atom for atom in loop_atoms(loop) if ranges[atom] > 1}
         is_alone = self._threads == 1 or is_of_one_thread(loop, self._extents)
         meets = [

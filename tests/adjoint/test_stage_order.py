@@ -85,6 +85,10 @@ MEETING = """
         for k in w:
             y[near[k]] = w[k] * x[k]
     in_a_list_of_bytes: for k in w: y[(ti.cast(near[k], ti.u8) + 300) % 300] = w[k] * x[k]
+    two_ways_to_a_list:
+        for k in w:
+            if k < 3: y[near[k]] = w[k] * x[k]
+            else: y[near[k]] = w[k]
     entries_of_a_list: for k in w: x[near[k]] = ti.sin(x[near[k]]) * w[k]
     part_of_a_list:
         # without the entries that are there again
@@ -157,6 +161,7 @@ OUTPUTS = {  # the output, and whether there is order if several threads share t
     "by_a_list": ("x", False),
     "last_in_a_list": ("y", False),
     "in_a_list_of_bytes": ("y", False),
+    "two_ways_to_a_list": ("y", False),
     "entries_of_a_list": ("x", False),
     "part_of_a_list": ("x", False),
     "perhaps_of_a_list": ("y", False),
