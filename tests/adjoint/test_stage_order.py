@@ -85,6 +85,7 @@ MEETING = """
         for k in w:
             y[near[k]] = w[k] * x[k]
     in_a_list_of_bytes: for k in w: y[(ti.cast(near[k], ti.u8) + 300) % 300] = w[k] * x[k]
+    in_a_list_of_vectors: for k in w: y[apart[k][0]] = w[k] * x[k]
     two_ways_to_a_list:
         for k in w:
             if k < 3: y[near[k]] = w[k] * x[k]
@@ -150,7 +151,9 @@ MEETING = """
 
 
 def meeting(**fields):
-    return kernels_of(MEETING, near=integers([2, 0, 5, 1, 0, 2]), **fields)
+    near, apart = integers([2, 0, 5, 1, 0, 2]), ti.Vector.field(2, ti.i32, 6, layout=ti.Layout.SOA)
+    apart.from_numpy(np.stack([near.to_numpy()] * 2, 1))
+    return kernels_of(MEETING, near=near, apart=apart, **fields)
 
 
 LONGEST = loops.LEAST_ITERATIONS  # of the loops that run on one thread
@@ -161,6 +164,7 @@ OUTPUTS = {  # the output, and whether there is order if several threads share t
     "by_a_list": ("x", False),
     "last_in_a_list": ("y", False),
     "in_a_list_of_bytes": ("y", False),
+    "in_a_list_of_vectors": ("y", False),
     "two_ways_to_a_list": ("y", False),
     "entries_of_a_list": ("x", False),
     "part_of_a_list": ("x", False),

@@ -56,6 +56,12 @@ class Cell:
             self.found = version, backend.memory_of_field(self.obj)
         return self.found[1]
 
+    def numbers(self) -> np.ndarray:
+        """Its numbers, where they lie or copied."""
+        memory = self.memory
+        with backend.suspend_following():
+            return backend.as_numpy(self.obj) if memory is None else memory
+
     @property
     def size(self) -> int:
         """How many numbers it has."""

@@ -205,9 +205,8 @@ class StagedKernel:
             if launch in self._checked or c in self._warned or not c.dtype.is_real:
                 continue
             self._checked.add(launch)
-            lists = [(x, cell.memory) for x, cell in cells.items() if pair.is_alike and x.dtype.is_integer]
-            given = {**arguments, **{x: numbers for x, numbers in lists if numbers is not None}}
-            if self.places.meet(pair, given, self.extents):
+            lists = [x for x in self.places.loads if pair.is_alike and x.dtype.is_integer and x in cells]
+            if self.places.meet(pair, {**arguments, **{x: cells[x].numbers() for x in lists}}, self.extents):
                 self._warned.add(c)
                 warn_at(_UNSURE.format(c.name), None if place is None else (place.file, place.line))
 
