@@ -216,6 +216,11 @@ INDICES = """
         j = ti.cast(t, ti.i32)
     quotient_of_bytes(t: ti.u8):
         j = ti.cast(t // ti.u8(7), ti.i32)
+    rounded(t: ti.i32):
+        j = ti.cast(2.7, ti.i32) + t
+    without_a_sign(t: ti.i32):
+        # 2**32 - 333 is more
+        j = 5 * ti.cast(-t < ti.u32(400), ti.i32)
     below(t: ti.u32):
         j = ti.cast((t - ti.u32(500)) % ti.u32(601), ti.i32)
     halves(t: ti.i32):

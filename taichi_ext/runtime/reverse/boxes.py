@@ -24,6 +24,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     **{"min": np.minimum, "max": np.maximum, "cast": lambda x: x},  # between integers, which may wrap
     **{name: getattr(np, name) for name in ("logical_and", "logical_or", "logical_not")},
 }
+_ORDERED = (*ir.COMPARISONS, "floordiv", "mod", "min", "max")
 _NUMPY = {t: bool if t.bits == 1 else f"{t.name[0]}{t.bits // 8}" for t in ir.TYPES.values()}
 _MOST = 8  # different parts of one container
 _MOST_ITERATIONS = 1 << 20  # of which all indices are compared
@@ -76,7 +77,7 @@ class Places:
             elif isinstance(value, Op):
                 known = _is_computed(value) and all(map(self.is_fixed, value.args))
             else:
-                known = isinstance(value, Const)
+                known = isinstance(value, Const) and not value.dtype.is_real
             self._fixed[value] = known
         return known
 
@@ -106,15 +107,15 @@ class Places:
             kind, args = value.dtype, [self._number(a, given) for a in value.args]
             if value.name.startswith("shift_") and not np.all((args[1] >= 0) & (args[1] < kind.bits)):
                 raise ValueError  # what it gives is a matter of the machine
-            number = _OPERATIONS[value.name](*(args if kind == ir.U1 else [_wide(a, kind) for a in args]))
-            return _wide(number.astype(_NUMPY[kind]), kind) if np.ndim(number) else kind.wrapped(int(number))
+            number = _OPERATIONS[value.name](*(args if kind == ir.U1 else [_wrapped(a, kind) for a in args]))
+            return _wrapped(number, kind)
         if isinstance(value, Const) and not value.dtype.is_real:
             return int(value.value)
         if isinstance(value, Load) and value.container not in self.stores:
             numbers, firsts = given[value.container], value.container.offset or (0,) * value.container.ndim
             indices = (self._number(i, given) - first for i, first in zip(value.indices, firsts, strict=True))
             found = numbers[(*indices, *value.component)]
-            return _wide(found, value.dtype) if np.ndim(found) else int(found)
+            return _wrapped(found, value.dtype)
         raise KeyError(value)
 
     def arguments_of(self, pair: Pair) -> list[Local]:
@@ -171,8 +172,13 @@ class Places:
 
 
 def _is_computed(op: Op) -> bool:
-    """Whether Python computes what Taichi does, for which 1 + 1 is 0 of truth values, and 77 // 7 is 1 of bytes."""
-    if op.dtype.is_real or op.name not in _OPERATIONS:
+    """Whether Python computes what Taichi does.
+
+    Of numbers with and without a sign, Taichi makes one kind before it compares them; 1 + 1 is 0 of truth values, and
+    77 // 7 is 1 of bytes.
+    """
+    signs = {a.dtype.is_signed for a in op.args if not (isinstance(a, Const) and a.dtype.is_signed and a.value >= 0)}
+    if op.dtype.is_real or op.name not in _OPERATIONS or (len(signs) > 1 and op.name in _ORDERED):
         return False
     if op.dtype.bits > 1:
         return op.dtype.bits > 8 or op.name not in ("floordiv", "mod")
@@ -180,9 +186,11 @@ def _is_computed(op: Op) -> bool:
     return is_logic or op.name in (*ir.COMPARISONS, "logical_and", "logical_or", "logical_not", "cast")
 
 
-def _wide(numbers: Any, kind: ir.Type) -> Any:
-    """Those of all iterations, in a type that holds what is computed from them before it wraps."""
-    return numbers.astype(np.uint64 if kind == ir.U64 else np.int64) if np.ndim(numbers) else numbers
+def _wrapped(numbers: Any, kind: ir.Type) -> Any:
+    """A number in a type, or those of all iterations, which may wrap later: they are kept in 64 bits."""
+    if not np.ndim(numbers):
+        return kind.wrapped(int(numbers))
+    return numbers.astype(_NUMPY[kind]).astype(np.uint64 if kind == ir.U64 else np.int64)
 
 
 def _are_shared(first: tuple[np.ndarray, np.ndarray], second: tuple[np.ndarray, np.ndarray]) -> bool:
