@@ -74,8 +74,9 @@ def jacobian(
         tangents: storage for the tangents of locals that are written in branches and loops.  "sparse" keeps only the
             coefficients that can be nonzero, each with its column, where possible.  "dense" keeps all columns.  "auto"
             is sparse up to 24 columns of constant indices or 8 of computed ones.  The result is the same.
-        chunk_size: the largest number of columns in one run, in reverse mode of rows; by default all.  The runs have
-            balanced sizes, and everything that the kernels wrote is restored between them.
+        chunk_size: the largest number of columns in one run; by default all.  The runs have balanced sizes, and
+            everything that the kernels wrote is restored between them.  In reverse mode, which takes one run, of rows
+            on one way back.
         format: None for dense arrays.  "csr", "csc", "coo" or "bsr" for a sparse Jacobian, computed without a dense
             one: for each pair of output and parameter a ``scipy.sparse`` array of shape (entries of the output, entries
             of the parameter), both in C order, elements last.  It holds the entries that can be nonzero, those that

@@ -4,6 +4,7 @@ import concurrent.futures
 import gc
 import inspect
 import math
+import queue
 import sys
 import threading
 import time
@@ -160,6 +161,50 @@ class TestCalls:
         assert_allclose(jacobian(pipeline, x, y), np.diag([2.0, 4.0]))
         assert_allclose(found[0], np.diag([3.0, 3.0]))
         assert time.monotonic() - began < 50
+
+    def test_a_pipeline_may_wait_for_a_thread_that_takes_work_from_a_queue(self):
+        x, y, z = scalars([1.0, 2.0]), outputs(2), outputs(2)
+        work, done = queue.Queue(), queue.Queue()
+        first, other = squares(x, y), kernel_of("for i in x: z[i] = 3 * x[i]", x=x, z=z)
+
+        def inner():
+            if float(x[1]) > 0:
+                other()
+
+        def pipeline():
+            work.put(inner)
+            found.append(done.get(timeout=120))
+            if float(x[0]) > 0:
+                first()
+
+        found, began = [], time.monotonic()
+        server = threading.Thread(target=lambda: [done.put(jacobian(f, x, z)) for f in iter(work.get, None)])
+        server.start()
+        assert_allclose(jacobian(pipeline, x, y), np.diag([2.0, 4.0]))
+        work.put(None)
+        server.join(60)
+        assert all(np.allclose(J, np.diag([3.0, 3.0])) for J in found)
+        assert time.monotonic() - began < 50
+
+    def test_who_moves_params_goes_before_later_runs(self):
+        """Otherwise runs of other threads, one after the other, would not let a first call end."""
+        order = []
+
+        def run(name, **options):
+            with backend.running(**options):
+                order.append(name)
+
+        threads = [
+            threading.Thread(target=run, args=("moves",), kwargs={"moves": True}),
+            threading.Thread(target=run, args=("later",)),
+        ]
+        with backend.running():
+            for thread in threads:
+                thread.start()
+                thread.join(0.3)
+        for thread in threads:
+            thread.join(60)
+        assert order == ["moves", "later"]
 
     @pytest.mark.mostly_sweep("pool", "field entry", "from_numpy", *sorted(POOL_CALLS))
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -11,7 +11,7 @@ from kernel_texts import kernel_of, kernels_of, names_of
 from numpy.testing import assert_allclose, assert_array_equal
 from reverse_calls import Prepared, expected
 
-from taichi_ext import DerivativeWarning, hvp, jacobian, vjp
+from taichi_ext import DerivativeWarning, InvalidArgumentError, hessian, hessian_operator, hvp, jacobian, vjp
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -421,6 +421,50 @@ def test_random_numbers_are_those_of_the_run():
         assert_allclose(x.to_numpy(), value, rtol=1e-12)
         assert_allclose(found[0], want, rtol=1e-10)
     assert how.repeated
+
+
+def test_all_rows_are_of_one_run():
+    x, y, d = ti.field(ti.f64, 20), ti.field(ti.f64, 20), ti.field(ti.f64, ())
+    x.from_numpy(drawn(20))
+
+    @ti.kernel
+    def scale(s: ti.f64):
+        r = ti.random(ti.f64)
+        d[None] = r * s
+        for i in x:
+            y[i] = r * s * x[i] ** 2
+
+    draws = np.random.default_rng(0)
+    for chunk_size in (None, 3):
+        J = jacobian(lambda: scale(draws.random()), x, y, mode="reverse", chunk_size=chunk_size)
+        assert_allclose(J, np.diag(2 * d[None] * x.to_numpy()), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["hessian", "operator"])
+@pytest.mark.parametrize("has_random", [False, True])
+def test_products_with_h_are_of_runs_that_draw_the_same(has_random, name):
+    """Eight directions are in each run. Draws of Python are made again, and those of kernels are refused."""
+    x, e = ti.field(ti.f64, 10), ti.field(ti.f64, ())
+    x.from_numpy(drawn(10))
+    random = " + 0.1 * ti.random(ti.f64)" if has_random else ""
+    add = kernel_of(f"for i in x: e[None] += (s{random}) * x[i] ** 3", "s: ti.f64", x=x, e=e)
+    draws, last = np.random.default_rng(0), []
+
+    def energy():
+        e[None] = 0.0
+        last[:] = [draws.random()]
+        add(last[0])
+        add(e[None])
+
+    call = {"hessian": lambda: hessian(energy, x, e), "operator": lambda: hessian_operator(energy, x, e) @ np.eye(10)}
+    for _ in range(2):
+        if has_random:
+            with pytest.raises(InvalidArgumentError, match="random numbers"):
+                call[name]()
+            continue
+        H, X = call[name](), x.to_numpy()
+        diagonal, row = (1 + 2 * (X**3).sum()) * 6 * X, 3 * X**2
+        assert_allclose(H, last[0] * (np.diag(diagonal) + 2 * np.outer(row, row)), rtol=1e-10)
 
 
 VECTOR = ti.types.vector(2, ti.f64)

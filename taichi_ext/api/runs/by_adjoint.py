@@ -19,13 +19,13 @@ from taichi_ext.api.runs.findings import check_run, warn_of_alerts
 from taichi_ext.api.runs.replay import values_of
 from taichi_ext.api.runs.subject import EnergyGradient, RowSpace
 from taichi_ext.differentiate.plan.report import BACKWARDS, INPUTS
-from taichi_ext.errors import UnsupportedError
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import ColumnBlock, JacobianKernel
 from taichi_ext.program.keys import RETURN, Key
 from taichi_ext.runtime.launching.tangents import DenseRows, PassedNumberError
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import check_dense
-from taichi_ext.runtime.memory.state import State
+from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
 from taichi_ext.runtime.python.dual_numbers import reachable, saying_once, warn_at_user
 from taichi_ext.runtime.reverse.forward import Forward
 from taichi_ext.runtime.reverse.reverse import CotangentProducts, Reverse
@@ -34,7 +34,7 @@ COLUMNS_PER_ROW = 32  # from which on reverse mode is taken into account
 FEW_COLUMNS = 512  # below which forward mode takes less time than the bookkeeping of reverse mode
 OPERATIONS_PER_ROW = 16  # on tangents, each time a line runs, that cost as much as a row of the adjoint
 BOOKKEEPING = 1 << 20, 32  # operations on tangents between kernels that take as long as that of so many rows
-MOST_ROWS = 256  # of J in one run
+MOST_ROWS = 256  # of J, from which on forward mode is taken
 MOST_DIRECTIONS = 8  # of products with H in one run
 _NOT_A_NUMBER = (
     "Entries of this gradient are NaN. If the values of the run are numbers, infinite derivatives of both signs meet "
@@ -149,23 +149,17 @@ def _compare(fused: JacobianKernel, rows: int) -> None:
 
 
 def _all_rows(evaluation: Evaluation, after: Callable[[Forward], None] | None = None) -> list[list[np.ndarray]] | None:
-    """The blocks of J by its rows; None if there is no adjoint. ``after`` is called after each run."""
+    """The blocks of J by its rows; None if there is no adjoint. ``after`` is called after the run."""
     layout, chunk_size = evaluation.layout, evaluation.prepared.question.options.chunk_size
     sizes, dtypes = [o.size for o in layout.outputs], [o.result_dtype for o in layout.outputs]
     total, kind = sum(sizes), np.result_type(*dtypes)
     check_dense(f"J has {total} x {layout.count} entries,", total * layout.count * kind.itemsize)
-    count = max(1, min(total, chunk_size or MOST_ROWS))
-    ends = np.cumsum(sizes)[:-1]
-    J = np.empty((total if total > count else 0, layout.count), kind)
-    for first in range(0, max(1, total), count):
-        block = np.eye(total, min(count, total - first), -first, kind)
-        part = rows_by_adjoint(evaluation, np.split(block, ends), restores=first + count < total, after=after)
-        if part is None:
-            return None
-        if total > count:
-            J[first : first + count] = part
-        else:
-            J = part
+    ends, ones = np.cumsum(sizes)[:-1], np.zeros(max(0, 2 * total - 1), kind)
+    ones[total - 1 : total] = 1
+    identity = np.lib.stride_tricks.sliding_window_view(ones, total)[::-1] if total else np.eye(0, dtype=kind)
+    J = rows_by_adjoint(evaluation, np.split(identity, ends), after=after, most=chunk_size)
+    if J is None:
+        return None
     rows = np.split(J, ends)
     return [
         by_parameter(np.ascontiguousarray(values, dtype), o.shape, layout)
@@ -219,7 +213,10 @@ def energy_products(
     value, gradient, parts = None, np.zeros(0), list[list[np.ndarray]]()
     width = equal_parts(total, min(most or MOST_DIRECTIONS, MOST_DIRECTIONS))
     plain = replace(evaluation, subject=RowSpace(warns_of_zeros=False), state=evaluation.given_state)
+    call = evaluation.call
+    python = python_state(call.function, call.args) if call.kernel is None and total > width else []
     for first in range(0, total, width):
+        set_python_state(python)
         block = directions[:, first : first + width]
         padded = np.pad(block, ((0, 0), (0, width - block.shape[1])))
         with plain.whole():
@@ -229,6 +226,15 @@ def energy_products(
             return None
         value, products = both
         assert products.moved is not None
+        assert evaluation.prepared.reverse is not None
+        if evaluation.prepared.reverse.has_random:
+            if evaluation.state is not None:
+                evaluation.state.has_random = True
+            if first + width < total:
+                raise InvalidArgumentError(
+                    f"Products with H for {total} directions take several runs, of up to {width} each, and a kernel "
+                    f"that draws random numbers cannot draw the same ones again. {RANDOM_BEFORE}"
+                )
         gradient = products.rows[:, 0]
         parts.append([p[:, : block.shape[1]] for p in subject.free_products(products.moved, padded, layout)])
     return value, gradient, [np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)]
@@ -275,6 +281,7 @@ def rows_by_adjoint(
     *,
     restores: bool = False,
     after: Callable[[Forward], None] | None = None,
+    most: int | None = None,
 ) -> np.ndarray | None:
     """Transposed cotangents, a matrix for each output, times J: a row per cotangent, a column per parameter entry.
 
@@ -283,11 +290,12 @@ def rows_by_adjoint(
         cotangents: for each output a matrix with a row for each entry, and a column for each cotangent.
         restores: whether everything is put back as it was.
         after: called after the run, before the way back.
+        most: the most cotangents in one way back.
 
     Returns:
         The product; None, with everything as it was, if the run has no adjoint.
     """
-    products = _products(evaluation, cotangents, restores=restores, after=after)
+    products = _products(evaluation, cotangents, restores=restores, after=after, most=most)
     return None if products is None else products.rows.T
 
 
@@ -295,9 +303,10 @@ def _products(
     evaluation: Evaluation,
     cotangents: list[np.ndarray],
     *,
-    restores: bool,
+    restores: bool = False,
     after: Callable[[Forward], None] | None = None,
     directions: np.ndarray | None = None,
+    most: int | None = None,
 ) -> CotangentProducts | None:
     """See ``rows_by_adjoint``."""
     prepared, layout = evaluation.prepared, evaluation.layout
@@ -335,6 +344,7 @@ def _products(
                 check=check,
                 known=known,
                 restores=restores,
+                most=most,
             )
 
     call = evaluation.call
@@ -350,7 +360,7 @@ def _products(
             evaluation.judge_along()
             set_python_state(python)
         evaluation.note_judged()
-        return _products(evaluation, cotangents, restores=restores, after=after, directions=directions)
+        return _products(evaluation, cotangents, restores=restores, after=after, directions=directions, most=most)
     except UnsupportedError as error:
         prepared.has_no_adjoint = str(error)
         return None

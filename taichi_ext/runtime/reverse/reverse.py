@@ -82,6 +82,7 @@ class Reverse:
         check: Callable[[Forward], None] | None = None,
         known: Set[int] | None = None,
         restores: bool = False,
+        most: int | None = None,
     ) -> CotangentProducts:
         """Run it once, and multiply cotangents with its Jacobian.
 
@@ -95,6 +96,7 @@ class Reverse:
             check: called with the run before the way back; if it raises, everything is as it was before.
             known: see ``Forward``.
             restores: whether everything is put back as it was before the run.
+            most: the most cotangents in one way back.
 
         Raises:
             UnsupportedError: the adjoint of something in it is not known; everything is as it was before.
@@ -106,7 +108,7 @@ class Reverse:
             self._kernels = Kernels({}, self._kernels.capacity)  # those of a program that has ended are of no use
             self._program = weakref.ref(backend.program())
         total = cotangents[0].shape[1] if cotangents else 0
-        width = max(1, -(-total // max(1, -(-total // MOST_ROWS))))
+        width = max(1, -(-total // max(1, -(-total // min(MOST_ROWS, most or MOST_ROWS)))))
         is_undoable = run.kernel is None or restores or check is not None
         cells, log = Cells(self._table), Log(keeps_first=is_undoable)
         if request.directions is not None:
@@ -159,6 +161,11 @@ class Reverse:
     def source(self) -> str:
         """The text of the kernels, each stage with its adjoint."""
         return "\n\n".join(text for kernel in self._kernels.staged.values() for text in kernel.texts())
+
+    @property
+    def has_random(self) -> bool:
+        """Whether kernels draw random numbers."""
+        return any(stage.draws for kernel in self._kernels.staged.values() for stage in kernel.staged.stages)
 
     @property
     def paths(self) -> list[Paths]:
