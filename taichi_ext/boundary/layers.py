@@ -76,8 +76,8 @@ def layers(shape: object, count: object, background: object, *args: object, at: 
     """The mean of a pixel with overlapping shapes, later ones on top of earlier ones, or the nearest on top.
 
     Areas are shared exactly where edges are straight, also where they cross, touch or coincide.  A pixel in which an
-    edge bends, or which more than 6 shapes share, is divided, down to 1/32.  Use it instead of ``edge`` in a loop over
-    shapes.
+    edge bends, or which more than 6 shapes share, is divided, down to 1/32, and to 1/128 at the top of a round shape.
+    Use it instead of ``edge`` in a loop over shapes.
 
     Args:
         shape: a ti.func ``shape(n, x, y)`` that returns ``(level, value)`` of shape n at the position (x, y) in pixels.

@@ -6,8 +6,8 @@ body can jump at comparisons of real numbers, conversions to integers, roundings
 where a divisor is 0; everything else is continuous, or depends on integers that come from these.  Real numbers that are
 tested for equality are equal in a whole region only by ``max``, ``min`` or ``abs``, so these count as conditions, too,
 where there is such a test.  So do the turning points of sines from which a condition is computed, and the factors of a
-product that is compared with 0: a search that follows slopes then finds the edges of one sine, and of products of them.
-Slopes of other levels, such as sums of sines, may lead past a pair of edges.
+product that is compared with 0, and what it is a power, or ``max`` with 0, of: a search that follows slopes then finds
+the edges of one sine, and of products of them.  Slopes of other levels, such as sums of sines, may lead past a pair.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Probe:
     distance of the next edge ahead, whose number is ``found`` and whose slope ``slope``, and ``behind`` that of the
     next one the other way. ``bits`` has the outcomes of conditions, odd or even, at their numbers. A local that is not
     needed is None. ``has_kinks``: whether places count where ``max``, ``min`` and ``abs`` change. ``inner``: the sines,
-    cosines and tangents that conditions are computed from, and the products that are compared with 0. ``signless``: the
-    locals that are only given constants, none of them negative, such as ``eps`` of a norm.
+    cosines and tangents that conditions are computed from, and the products, powers and so on that are compared with
+    0. ``signless``: the locals that are only given constants, none of them negative, such as ``eps`` of a norm.
     """
 
     count: ir.Local
@@ -97,8 +97,9 @@ class Probe:
         outcomes[value] = value
         rest = ir.children(value)
         if not isinstance(value, ir.Op) or value.name not in ir.LAZY:
-            is_moving = isinstance(value, ir.Op) and _reads(value, moving)
-            own = self._note(value, place, outcomes, moving) if is_moving else ()
+            own: ir.Body = ()
+            if isinstance(value, ir.Op) and _reads(value, moving):
+                own = self._note(value, place, outcomes, moving)
             return (*(n for v in rest for n in self._notes(v, place, outcomes, moving)), *own)
         first, *others = rest
         before = self._notes(first, place, outcomes, moving)
@@ -128,8 +129,8 @@ class Probe:
         if op.name in _KINKS and is_real and self.has_kinks:
             first, second = args if len(args) == 2 else (args[0], ir.Const(0.0, args[0].dtype))
             return self._noted(ir.Op("gt", (first, second), ir.U1), _real("sub", first, second), place)
-        if op in self.inner and op.name == "mul":
-            factors = [a for a in args if _reads(a, moving)]
+        if op in self.inner and op.name not in _WAVES:
+            factors = [a for a in _factors(op) if _reads(a, moving)]
             return tuple(s for a in factors for s in self._noted(_is_positive(a), a, place))
         if op in self.inner:
             op = _real("floor", _real("add", _real("mul", args[0], 1 / math.pi), _WAVES[op.name]))
@@ -165,7 +166,7 @@ class Probe:
         waves = reached([v for op in ops for v in self._levels_of(op)], _operands)
         ordered = [op.args for op in ops if op.name in _ORDERED]
         signs = reached([a for p, q in ordered for a, b in ((p, q), (q, p)) if _is_zero(b)], _factors)
-        products = (v for v in signs if v.name == "mul" and v.args[0] != v.args[1])
+        products = (v for v in signs if v.name in _PRODUCTS and v.args[0] != v.args[1])
         return frozenset((*(v for v in waves if v.name in _WAVES), *products))
 
     def _levels_of(self, op: ir.Op) -> tuple[ir.Value, ...]:
@@ -268,6 +269,7 @@ class Probe:
 _JUMPS = ("cast", "floor", "ceil", "round", "mod", "floordiv", "atan2", "truediv")
 _KINKS = ("max", "min", "abs")
 _WAVES = {"sin": 0.5, "cos": 0.0, "tan": 0.5}  # where they turn or jump, in half turns
+_PRODUCTS = ("mul", "pow", "max", "min")  # their slope may be 0 where their sign changes, or lead past pairs of edges
 _ONE_SIGN = ("sqrt", "exp")  # without a zero, or with zeros that are single points, such as those of a norm
 
 
@@ -327,7 +329,13 @@ def _operands(value: ir.Value) -> tuple[ir.Value, ...]:
 
 def _factors(value: ir.Value) -> tuple[ir.Value, ...]:
     """The numbers whose signs give that of a value."""
-    return value.args if isinstance(value, ir.Op) and value.name in ("mul", "neg", "cast") else ()
+    if not isinstance(value, ir.Op):
+        return ()
+    if value.name in ("max", "min"):
+        return tuple(a for a, b in (value.args, value.args[::-1]) if _is_zero(b))
+    if value.name == "pow":
+        return value.args[:1]
+    return value.args if value.name in ("mul", "truediv", "neg", "cast", "abs", "sqrt") else ()
 
 
 def _reads(value: ir.Value, locals_: set[ir.Local]) -> bool:

@@ -45,7 +45,8 @@ def edge(r: Recording, call: Call, function: Any, given: Mapping[str, object]) -
         )
     inside, outside = (_as_real(r, x) for x in (inside, outside))
     value: Any = operate(r, "select", operate(r, "gt", level, 0), inside, outside)
-    if not (r.rules.takes_derivative or antialias):
+    is_differentiated = r.rules.takes_derivative and not r.stopped  # the result of a rule is not
+    if not (is_differentiated or antialias):
         return value
     at, level = _pixel(r, kind, given["at"]), frozen(r, level, "level")
     if at is None or not isinstance(level, Read):
@@ -57,7 +58,7 @@ def edge(r: Recording, call: Call, function: Any, given: Mapping[str, object]) -
     if antialias:
         outer = operate(r, "mul", operate(r, "sub", 1.0, area), outside)
         value = operate(r, "add", operate(r, "mul", area, inside), outer)
-    if r.stopped:  # a rule, whose result is not differentiated
+    if not is_differentiated:
         return value
     height = stopped(r, operate(r, "sub", inside, outside) if jump is None else jump)
     term = boundary_term(r, call, function, {"name": kind, "moved": operate(r, "mul", height, motion)})

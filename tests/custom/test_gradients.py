@@ -46,6 +46,15 @@ leaves_arguments_to_autodiff: x, y = field([0.3, 0.8]), zeros(2) | x, y, [[0.48,
     y[0] = f(x[0], x[1])
     v = x[0] * x[1]
     y[1] = f(v, v)  # only the second use of v is the rule's
+with_an_edge_between_tangents: x, y = field([0.3, -0.3]), zeros(2) | x, y, [[2, 0], [0, 3]]
+    @ti.func
+    def f(a):
+        return a * a
+    @boundary_gradient(f)
+    def _(d_a, a):
+        return edge(a, 2.0 * d_a, 3.0 * d_a)  # which is not differentiated, and needs no position
+    for i in x:
+        y[i] = f(x[i])
 of_nothing_is_zero: x, y = field([0.3]), zeros(1) | x, y, [[1]]
     @ti.func
     def f(a):
