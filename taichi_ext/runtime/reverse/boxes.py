@@ -103,7 +103,7 @@ class Places:
         if isinstance(value, Read) and not value.index:
             known = given.get(value.local)
             return self._number(self._values[value.local], given) if known is None else known
-        if isinstance(value, Op) and _is_computed(value):
+        if isinstance(value, Op) and (self._fixed.get(value) or _is_computed(value)):
             kind, args = value.dtype, [self._number(a, given) for a in value.args]
             if value.name.startswith("shift_") and not np.all((args[1] >= 0) & (args[1] < kind.bits)):
                 raise ValueError  # what it gives is a matter of the machine
@@ -188,7 +188,7 @@ def _is_computed(op: Op) -> bool:
 
 def _wrapped(numbers: Any, kind: ir.Type) -> Any:
     """A number in a type, or those of all iterations, which may wrap later: they are kept in 64 bits."""
-    if not np.ndim(numbers):
+    if not isinstance(numbers, np.ndarray):
         return kind.wrapped(int(numbers))
     return numbers.astype(_NUMPY[kind]).astype(np.uint64 if kind == ir.U64 else np.int64)
 
