@@ -158,11 +158,7 @@ def test_neighbours_behind_a_condition(name):
                 if 0 <= a < 16:
                     y[i] += x[a] * x[i]
 
-    @ti.kernel
-    def by_function():
-        for i in x:
-            y[i] = (value(i - 1) + x[i] + value(i + 1)) * x[i]
-
+    by_function = kernel_of("for i in x: y[i] = (value(i - 1) + x[i] + value(i + 1)) * x[i]", x=x, y=y, value=value)
     X = np.pad(read(x), 1)
     expected = np.diag(X[:-2] + 2 * X[1:-1] + X[2:]) + (np.eye(16, k=1) + np.eye(16, k=-1)) * X[1:-1, None]
     assert_allclose(jacobian(locals()[name], x, y, mode="reverse"), expected, rtol=1e-12)

@@ -61,13 +61,9 @@ def test_state_in_place_with_branches_and_loops_needs_no_tape():
             if i % 3 == 0 and v[i].y > 0.5:
                 v[i].y = 0
 
-    @ti.kernel
-    def total():
-        for i in v:
-            loss[None] += v[i].x * v[i].y
-
     check(run, v, v)
     loss = outputs()
+    total = kernel_of("for i in v: loss[None] += v[i].x * v[i].y", v=v, loss=loss)
     plan = Jacobian(lambda: (run(), total()), v, loss, mode="reverse")
     plan()
     assert "own_v" in plan.source and "tape_reals" not in plan.source

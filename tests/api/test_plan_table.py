@@ -384,16 +384,8 @@ class TestSolvers:
     @pytest.mark.parametrize("is_pipeline", [False, True])
     def test_nothing_is_built_again(self, call, is_pipeline, fields, scaled, traces):
         x, y = fields
-
-        @ti.kernel
-        def k():
-            for i in x:
-                y[i] = x[i] ** 2 - 1.0
-
-        def run():
-            k()
-
-        function = run if is_pipeline else k
+        k = kernel_of("for i in x: y[i] = x[i] ** 2 - 1.0", x=x, y=y)
+        function = (lambda: k()) if is_pipeline else k
         call(function, x, y)
         built = len(traces)
         assert built

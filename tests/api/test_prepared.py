@@ -147,12 +147,7 @@ class TestCache:
 
     def test_steps_of_a_simulation_build_once(self, traces):
         x, v, p = scalars([0.3, 0.5]), outputs(2), scalars([1.5])
-
-        @ti.kernel
-        def step():
-            for i in x:
-                v[i] -= 0.1 * p[0] * x[i]
-                x[i] += 0.1 * v[i]
+        step = kernel_of("for i in x: v[i] -= 0.1 * p[0] * x[i]; x[i] += 0.1 * v[i]", p=p, v=v, x=x)
 
         def run(n):
             for _ in range(n):

@@ -267,16 +267,8 @@ class TestPipelines:
     def test_a_kernel_that_is_launched_again_is_not_built_again(self, traces):
         """In a block that ends within the second component, which begins at another column in each."""
         v, w, y = vectors(np.arange(12.0).reshape(4, 3) / 10 + 0.3), vector_outputs(3, 4), outputs(4)
-
-        @ti.kernel
-        def scale():
-            for i in v:
-                w[i] += v[i] * v[i].norm()
-
-        @ti.kernel
-        def add_up():
-            for i in y:
-                y[i] += w[i].sum() * v[i][1]
+        scale = kernel_of("scale: for i in v: w[i] += v[i] * v[i].norm()", v=v, w=w)
+        add_up = kernel_of("add_up: for i in y: y[i] += w[i].sum() * v[i][1]", v=v, w=w, y=y)
 
         def run():
             for kernel in (scale, scale, add_up, add_up):

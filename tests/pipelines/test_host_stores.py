@@ -331,11 +331,7 @@ def test_deactivation_from_python(chunk_size):
     node.place(c)
     write(x, 1.5)
     load = kernel_of("for i in x: c[i] += x[i]", x=x, c=c)
-
-    @ti.kernel
-    def read():
-        for i in x:
-            y[i] += 3.0 * c[i] + x[i]  # of c = 0, a square has no tangent
+    read = kernel_of("for i in x: y[i] += 3.0 * c[i] + x[i]", x=x, y=y, c=c)  # of c = 0, a square has no tangent
 
     for deactivate in (node.deactivate_all, c.parent().deactivate_all, ti.deactivate_all_snodes):
         deactivate()
