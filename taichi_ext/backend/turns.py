@@ -5,71 +5,54 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 
 from taichi_ext.backend.following import works_for_pipeline
 from taichi_ext.backend.threads import exclusive
 
-_PATIENCE = 60.0  # seconds
-_BLOCKED = 2.0  # seconds; a thread that waits for others so long may wait for this one
+_PAUSE = 0.25  # seconds between two looks at what other threads do
+_BUSY, _WAITING = 240, 8  # looks until a thread that computes, or that waits, is no longer waited for
 _turns = threading.Condition()
 _running: dict[int, int] = {}  # runs under way, by thread
-_moving: int | None = None  # the thread that has moved params
-_wanting: set[int] = set()  # the threads that will move params as soon as no run is under way
+_moving: list[int] = []  # the threads that move params, or will: the first one goes first, before runs that begin later
 
 
 @contextlib.contextmanager
 def running(*, moves: bool = False) -> Generator[None, None, None]:
     """Within the context, this thread runs something; no other one does if it moves params in memory."""
-    global _moving
-    thread = threading.get_ident()
+    me = threading.get_ident()
     with _turns:
-        own, before = _running.pop(thread, 0), _moving
-        if not works_for_pipeline() and (moves or not own):
-            _wait(thread, moves=moves)
-        _running[thread] = own + 1
-        if moves:
-            _moving = thread
+        own = _running.pop(me, 0)  # nothing runs here while this thread waits
+        _moving.extend([me] * moves)
+        _turns.notify_all()
     try:
+        with _turns:
+            if not works_for_pipeline() and (moves or not own):
+                _wait(lambda: {*(_running if moves else ()), *_moving[:1]} - {me})
+            _running[me] = own + 1
         if moves:
             with exclusive:  # a repeated launch may have looked just before, see ``is_moved_elsewhere``
                 pass
         yield
     finally:
         with _turns:
-            _running.pop(thread)
-            if own:
-                _running[thread] = own
+            _running.pop(me, None)
+            _running.update({me: own} if own else {})
             if moves:
-                _moving = before
+                _moving.remove(me)
             _turns.notify_all()
 
 
-def _wait(thread: int, *, moves: bool) -> None:
-    """Wait for other threads, but not for those that wait for others themselves: a pipeline may wait for this one."""
-    now = time.monotonic()
-    end, since = now + _PATIENCE, dict[int, float]()
-    _wanting.update({thread} if moves else ())
-    try:
-        while now < end:
-            ahead = {*(_running if moves else ()), *(() if _moving is None else (_moving,))} - {thread}
-            frames = sys._current_frames() if ahead else {}
-            since = {
-                other: since.get(other, now)
-                for other in ahead
-                if other not in frames or frames[other].f_code.co_filename == threading.__file__
-            }
-            is_free = all(now - since.get(other, now) > _BLOCKED for other in ahead)
-            if is_free and (moves or not _wanting):
-                return
-            _turns.wait(_BLOCKED / 8 if ahead else end - now)
-            now = time.monotonic()
-    finally:
-        _wanting.discard(thread)
-        _turns.notify_all()
+def _wait(ahead: Callable[[], Iterable[int]]) -> None:
+    """Wait until no thread is ahead, but not for one that waits itself: a pipeline may wait for this thread."""
+    left = 1.0
+    while left > 0 and (others := ahead()):
+        if not _turns.wait(_PAUSE):
+            frames = sys._current_frames()
+            waits = [n not in frames or frames[n].f_code.co_filename == threading.__file__ for n in others]
+            left -= 1 / (_WAITING if all(waits) else _BUSY)
 
 
 def is_moved_elsewhere() -> bool:
-    """Whether another thread has moved params for a moment."""
-    return _moving not in (None, threading.get_ident())
+    """Whether another thread has moved params for a moment, or is about to."""
+    return _moving[:1] not in ([], [threading.get_ident()])

@@ -26,7 +26,8 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown, unexpected, with_short_traceback
 from taichi_ext.runtime.launching.pipeline import Root
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.python.dual_numbers import plain_number, reachable_arrays, warn_at_user
+from taichi_ext.runtime.python.dual_numbers import plain_number, warn_at_user
+from taichi_ext.runtime.python.reached import reachable_arrays
 from taichi_ext.runtime.sparse.matrices import positive_factors
 from taichi_ext.solvers.newton import Cholmod
 from taichi_ext.solvers.operator import linear_operator, require_scipy

@@ -33,7 +33,6 @@ from taichi_ext import (
     jvp,
     value_and_jacobian,
 )
-from taichi_ext.backend import turns
 from taichi_ext.cached import cached_property
 
 # The number that a function gives in a pool of the standard library, of concurrent.futures or multiprocessing.
@@ -143,9 +142,8 @@ class TestCalls:
         in_threads(work)
 
     @pytest.mark.parametrize("is_served", [False, True])
-    def test_a_pipeline_may_wait_for_another_thread(self, is_served, monkeypatch):
+    def test_a_pipeline_may_wait_for_another_thread(self, is_served):
         """One of its own, or one that takes work from a queue."""
-        monkeypatch.setattr(turns, "_PATIENCE", 1e6)
         x, y, z = scalars([1.0, 2.0]), outputs(2), outputs(2)
         work, done, found = queue.Queue(), queue.Queue(), []
         first, other = squares(x, y), kernel_of("for i in x: z[i] = 3 * x[i]", x=x, z=z)

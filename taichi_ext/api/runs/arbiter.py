@@ -10,13 +10,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
-import random
 import re
-import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +22,6 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall
 from taichi_ext.api.inputs.results import Layout, Placed
 from taichi_ext.errors import DerivativeWarning, InvalidArgumentError
-from taichi_ext.labels import is_library_module, names_in_code
 from taichi_ext.launches import JacobianKernel
 from taichi_ext.record.calls import definition
 from taichi_ext.record.variables import with_entries
@@ -40,7 +36,8 @@ from taichi_ext.runtime.launching.trace import (
 )
 from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.python.dual_numbers import reachable, reachable_objects, warn_at
+from taichi_ext.runtime.python.dual_numbers import warn_at
+from taichi_ext.runtime.python.reached import PythonNumbers, reachable
 
 _STEP = 0.4  # the power of the precision of numbers that the params are moved by, relative to their size
 _LEAST_STEP = 1e-5  # so that numbers move that Python rounds to float32, in programs of float64, too
@@ -53,8 +50,6 @@ _MOST_MOVED = 256  # entries of a field whose memory is not dense
 _LAUNCHING = (ast.Expr, ast.For, ast.Pass, ast.Return, ast.Call, ast.Name, ast.Attribute, ast.Constant)
 _PLAIN_ATTRIBUTES = (types.FunctionType, staticmethod, classmethod, types.MemberDescriptorType)
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)*")  # of Taichi, within its errors
-_NUMBERS = {int, float, np.float64}
-_MOST_ITEMS = 4096  # of a list whose numbers are put back
 _DEEPEST = 8  # calls in calls, of a function that only launches kernels
 _ADVICE = (
     "Compute it in a kernel, or from numbers such as y[0] with Python's operators and functions of NumPy and math. "
@@ -79,6 +74,7 @@ class Arbiter:
 
     Attributes:
         trace: takes the numbers of the runs with tangents.
+        python: numbers of Python before the run; None if it only launches kernels.
     """
 
     def __init__(self, call: KernelCall, layout: Layout, directions: np.ndarray | None) -> None:
@@ -101,7 +97,7 @@ class Arbiter:
             factor = factor if np.isfinite(factor) else 0.0
             along, self._delta = factor * along, factor * self._delta
         is_free = not only_launches(call.function, call.args)
-        self._python = python_state(call.function, call.args) if is_free else []
+        self.python = PythonNumbers(call.function, call.args) if is_free else None
         known = reachable(call.function, call.args) if is_free else frozenset[int]()
         self.trace = Trace(along, sees_arrays=is_free, known=known)
         if is_free and any(is_host_array(self._call.value(p.target)) for p in self._params):
@@ -117,6 +113,10 @@ class Arbiter:
     def _is_dense(self, p: Placed) -> bool:
         return not isinstance(p.target.field, backend.Field) or backend.is_dense(p.target.field)
 
+    def may_find(self, *, has_all: bool) -> bool:
+        """Whether there is anything to judge; ``has_all``: the run had tangents that say how all numbers move."""
+        return self.trace.start is not None and (not has_all or bool(self.trace.found.events and self._delta.any()))
+
     def judge(
         self,
         state: State,
@@ -127,7 +127,7 @@ class Arbiter:
         """Compare the run with others, and warn; everything is put back as it is now.
 
         Args:
-            state: everything that the run has changed, as it was before.
+            state: everything that the run has changed, as it was before, numbers of Python included.
             kernels: those with tangents, by name.
             table: the fields that they use.
             along: judges a run with the tangents of any direction; None if this run has these.
@@ -135,29 +135,16 @@ class Arbiter:
         Returns:
             What Python stores to arrays that have tangents.
         """
-        if self.trace.start is None or not (along or (self.trace.found.events and self._delta.any())):
-            return ArrayStores()
-        with backend.running(moves=True):
-            return self._compared(state, kernels, table, along)
-
-    def _compared(
-        self,
-        state: State,
-        kernels: Sequence[tuple[Any, JacobianKernel]],
-        table: FieldTable,
-        along: Callable[[], ArrayStores] | None,
-    ) -> ArrayStores:
         first, stores = self.trace, ArrayStores()
         try:
             state.check_repetition()
         except InvalidArgumentError:
             self._warn_of_all("it draws random numbers in kernels" if state.has_random else "it destroys fields")
             return stores
-        now, python = state.as_now(), python_state(self._call.function, self._call.args)
+        now = state.as_now()
 
         def run(factor: float, *, is_last: bool = False) -> TracedRun:
             state.begin_again()
-            set_python_state(self._python)
             trace = Trace(np.zeros(0), known=first.known, start=first.start)
             trace.begin()
             args = self._moved(state, factor)
@@ -171,7 +158,6 @@ class Arbiter:
         try:
             if along is not None:
                 state.begin_again()
-                set_python_state(self._python)
                 return along()
             for factor in _FACTORS:
                 moved = run(factor)
@@ -191,7 +177,6 @@ class Arbiter:
         finally:
             state.undo()
             now.undo()
-            set_python_state(python)
 
     def _moved(self, state: State, factor: float) -> tuple[Any, ...]:
         args = [a.detach() if backend.is_torch_tensor(a) else a for a in self._call.args]
@@ -419,63 +404,3 @@ def _sizes(values: np.ndarray, is_dense: bool) -> np.ndarray:
     others = np.flatnonzero(sizes)
     sizes[np.random.default_rng(0).permutation(others)[_MOST_MOVED:]] = 0.0
     return sizes
-
-
-PythonState = list[tuple[Callable[[Any], object], Any]]  # what Python changes, with functions that put it back
-
-
-def python_state(function: object, args: object) -> PythonState:
-    """The random generators of libraries, and the numbers and generators that a function can access."""
-    states: PythonState = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        states.append((torch.set_rng_state, torch.get_rng_state()))
-    for value in reachable_objects(function, args):
-        if isinstance(value, random.Random):
-            states.append((value.setstate, value.getstate()))
-        elif isinstance(value, np.random.Generator):
-            states.append((partial(setattr, value.bit_generator, "state"), value.bit_generator.state))
-        elif isinstance(value, types.FunctionType):
-            states += _of_variables(value)
-        elif isinstance(value, dict):
-            states.append(_numbers_in(value, value))
-        elif isinstance(value, list) and len(value) <= _MOST_ITEMS:
-            states.append(_numbers_in(value, dict(enumerate(value))))
-        elif hasattr(value, "__dict__") and not is_library_module(type(value).__module__):
-            items = [item for part in type(value).__mro__ for item in vars(part).items()]
-            methods = [item for _, item in items if isinstance(item, types.FunctionType)]
-            states += [state for method in methods for state in _of_variables(method)]
-            states.append(_numbers_in(vars(value), {**dict(reversed(items)), **vars(value)}))  # of its class at first
-    return states
-
-
-def _of_variables(function: types.FunctionType) -> PythonState:
-    """The numbers in the variables of closures and modules that a function uses."""
-    cells = [cell for cell in function.__closure__ or () if type(_contents(cell)) in _NUMBERS]
-    known = function.__globals__
-    named = {name: known[name] for name in names_in_code(function.__code__) & known.keys()}
-    return [*((partial(setattr, cell, "cell_contents"), _contents(cell)) for cell in cells), _numbers_in(known, named)]
-
-
-def _contents(cell: Any) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
-
-
-def _numbers_in(holder: Any, items: Mapping[Any, object]) -> tuple[Callable[[Any], object], Any]:
-    return partial(_put_numbers, holder), {key: item for key, item in items.items() if type(item) in _NUMBERS}
-
-
-def _put_numbers(holder: Any, numbers: Mapping[Any, object]) -> None:
-    """Put numbers back where there still are some."""
-    now = dict(enumerate(holder)) if isinstance(holder, list) else holder
-    for key, number in numbers.items():
-        if isinstance(now.get(key), (int, float)) and now[key] is not number:
-            holder[key] = number
-
-
-def set_python_state(states: PythonState) -> None:
-    for put_back, state in states:
-        put_back(state)

@@ -13,7 +13,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.inputs.progress import progress_bar
 from taichi_ext.api.inputs.results import by_parameter
-from taichi_ext.api.runs.arbiter import Arbiter, python_state, set_python_state
+from taichi_ext.api.runs.arbiter import Arbiter
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation, equal_parts
 from taichi_ext.api.runs.findings import check_run, warn_of_alerts
 from taichi_ext.api.runs.replay import values_of
@@ -26,7 +26,8 @@ from taichi_ext.runtime.launching.tangents import DenseRows, PassedNumberError
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import check_dense
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
-from taichi_ext.runtime.python.dual_numbers import reachable, saying_once, warn_at_user
+from taichi_ext.runtime.python.dual_numbers import saying_once, warn_at_user
+from taichi_ext.runtime.python.reached import reachable
 from taichi_ext.runtime.reverse.forward import Forward
 from taichi_ext.runtime.reverse.reverse import CotangentProducts, Reverse
 
@@ -213,10 +214,9 @@ def energy_products(
     value, gradient, parts = None, np.zeros(0), list[list[np.ndarray]]()
     width = equal_parts(total, min(most or MOST_DIRECTIONS, MOST_DIRECTIONS))
     plain = replace(evaluation, subject=RowSpace(warns_of_zeros=False), state=evaluation.given_state)
-    call = evaluation.call
-    python = python_state(call.function, call.args) if call.kernel is None and total > width else []
+    start = evaluation.new_state() if total > width else State()
     for first in range(0, total, width):
-        set_python_state(python)
+        start.undo()
         block = directions[:, first : first + width]
         padded = np.pad(block, ((0, 0), (0, width - block.shape[1])))
         with plain.whole():
@@ -349,16 +349,16 @@ def _products(
 
     call = evaluation.call
     known = None if evaluation.is_judged else reachable(call.function, call.args)
-    python = python_state(call.function, call.args) if known is not None else []
+    start = State() if known is None else evaluation.new_state()
     try:
         result = product(None if prepared.is_checked and evaluation.is_judged and after is None else check)
     except _Unjudged as unjudged:
-        set_python_state(python)
+        start.undo()
         is_moved = _is_moved(evaluation, unjudged.passed, lambda: product(_stop))
-        set_python_state(python)
+        start.undo()
         if is_moved:
             evaluation.judge_along()
-            set_python_state(python)
+            start.undo()
         evaluation.note_judged()
         return _products(evaluation, cotangents, restores=restores, after=after, directions=directions, most=most)
     except UnsupportedError as error:

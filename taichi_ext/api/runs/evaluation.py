@@ -25,7 +25,7 @@ from taichi_ext.api.inputs.results import (
     joined,
     lay_out,
 )
-from taichi_ext.api.runs.arbiter import Arbiter, ArrayStores, PythonState, python_state, set_python_state
+from taichi_ext.api.runs.arbiter import Arbiter, ArrayStores
 from taichi_ext.api.runs.findings import RunLog, check_accesses, check_run, warn_of_alerts, warn_of_indices
 from taichi_ext.api.runs.replay import Prepared, Replay, values_of
 from taichi_ext.api.runs.subject import RowSpace, Shapes
@@ -40,6 +40,7 @@ from taichi_ext.runtime.launching.trace import Trace
 from taichi_ext.runtime.memory.shadows import OverBudgetError, available_memory
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import ASKING, Run, saying_once, warn_at_user
+from taichi_ext.runtime.python.reached import PythonNumbers
 from taichi_ext.stages import Stages
 
 _EARLIER = (
@@ -77,7 +78,6 @@ class Evaluation:
     said: set[object] = field(default_factory=set[object])  # the warnings of the call so far
     returned: Any = field(default=None, init=False)  # the return value of the kernel or function in the last run
     _arbiter: Arbiter | None = field(default=None, init=False)
-    _python: PythonState = field(default_factory=PythonState, init=False)  # before a run that may be repeated
     _stores: dict[int, np.ndarray] | None = field(default=None, init=False)  # of numbers that were there already
 
     def __post_init__(self) -> None:
@@ -207,22 +207,22 @@ class Evaluation:
         with self.whole(), Stages(f"Jacobian of {self.call.name}", None if self.progress is False else stage_line()):
             may_go_over = self.call.kernel is None and self._max_memory() < math.inf
             if self.state is None and (needs_state or may_go_over):
-                self.state = State()
-                if self.call.kernel is None:
-                    self._python = python_state(self.call.function, self.call.args)
+                self.state = self.new_state()
             try:
                 yield
             except (InvalidArgumentError, UnsupportedError):
                 if self.state is not None:
                     self.state.undo()
-                    set_python_state(self._python)
                 raise
+
+    def new_state(self) -> State:
+        """What keeps all that a run changes; numbers of Python are changed by pipelines alone."""
+        return State(PythonNumbers(self.call.function, self.call.args) if self.call.kernel is None else None)
 
     def restore(self) -> None:
         """Put everything back as it was before the run."""
         self.state = self.state or State()  # of one kernel, which has not been launched
         self.state.restore()
-        set_python_state(self._python)
 
     def run(
         self,
@@ -336,8 +336,10 @@ class Evaluation:
             is_enough = self.directions is None or self.is_any or not run.events
         else:
             is_enough = not run.has_unknown and all(name in ASKING for name, *_ in cuts)
-        along = None if is_enough else self.judge_along
-        findings = arbiter.judge(self.state, list(prepared.fused.items()), prepared.fields, along)
+        findings, along = ArrayStores(), None if is_enough else self.judge_along
+        if arbiter.may_find(has_all=is_enough):
+            with backend.running(moves=True), self.state.including(arbiter.python):
+                findings = arbiter.judge(self.state, list(prepared.fused.items()), prepared.fields, along)
         prepared.has_host_arrays |= any(event.is_array for event in arbiter.trace.found.events)
         if findings.seen or self.path not in prepared.judged:
             prepared.judged[self.path] = findings if known is None else known.plus(findings)

@@ -25,13 +25,12 @@ from taichi_ext.runtime.python.dual_numbers import (
     DualFollower,
     DualNumber,
     Run,
-    forget_tangents,
     is_dual,
     plain_number,
-    reachable_arrays,
     warn_at_user,
     warn_of_old_number,
 )
+from taichi_ext.runtime.python.reached import forget_tangents, reachable_arrays
 from taichi_ext.runtime.python.run_record import entries_of, numbers_like
 
 # Solvers of implicit functions in a pipeline: their unknowns get the tangents that their equation gives.

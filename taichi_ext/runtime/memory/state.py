@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -33,10 +34,18 @@ class _Stretch:
         return self.start + self.copy.size
 
 
-class State:
-    """Copies of fields and arrays as they were before they were first written."""
+class _Numbers(Protocol):
+    """Numbers that Python may change, as they were."""
 
-    def __init__(self) -> None:
+    def as_now(self) -> Any: ...
+    def undo(self) -> None: ...
+
+
+class State:
+    """Copies of fields and arrays as they were before they were first written, and ``python``, numbers of Python."""
+
+    def __init__(self, python: _Numbers | None = None) -> None:
+        self._python = python
         self._log: dict[Any, tuple[Any, Any]] = {}  # copies of fields, parts of the layout, ti.ndarrays and numbers
         self._fields: dict[int, object] = {}  # fields and ti.ndarrays that are saved, by identity
         self._nodes: set[int] = set()  # of their components
@@ -133,7 +142,7 @@ class State:
 
     def as_now(self) -> State:
         """A state with the same objects, as they are now."""
-        other = State()
+        other = State(self._python and self._python.as_now())
         with backend.suspend_following():
             for name, (obj, _) in self._log.items():
                 if not backend.ended_problem(obj):
@@ -160,6 +169,17 @@ class State:
         for stretch in (s for saved in self._memory.values() for s in saved):
             backend.set_memory(stretch.owner, stretch.start, stretch.copy)
             stretch.is_used = False
+        if self._python is not None:
+            self._python.undo()
+
+    @contextlib.contextmanager
+    def including(self, python: _Numbers | None) -> Iterator[None]:
+        """Within the context, these numbers of Python are a part of it."""
+        before, self._python = self._python, python or self._python
+        try:
+            yield
+        finally:
+            self._python = before
 
 
 def copied(obj: Any) -> Any:

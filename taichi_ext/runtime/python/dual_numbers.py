@@ -6,29 +6,24 @@ functions of NumPy and ``math``, apply the chain rule; all else takes them for f
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
-import gc
-import inspect
 import math
 import operator
 import sys
 import threading
-import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import count, filterfalse
+from itertools import count
 from typing import Any, TypeGuard
 
 import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.errors import DerivativeWarning, UnsupportedError
-from taichi_ext.labels import is_library_module, names_in_code, outside_names
 from taichi_ext.runtime.python.partials import PARTIALS, of_logarithm, ratios
 
 
@@ -458,110 +453,6 @@ def dual_math() -> Iterator[None]:
             _users -= 1
             if not _users:
                 math.__dict__.update(_MATH)
-
-
-# The objects that a Python function can access and that can be found without running it.
-
-_DEEPEST = 4  # containers in containers
-_SIMPLE = (int, float, str, bytes, types.ModuleType, type)
-_OPEN = (types.FunctionType, types.MethodType)
-_LIBRARIES = (backend.RUNTIME.name, "taichi_ext", "numpy", "torch", "scipy")
-
-
-def reachable_arrays(function: object, args: object) -> Iterator[object]:
-    """NumPy arrays and tensors among the arguments, in closures, globals and attributes that the function names.
-
-    Those in lists, tuples, dicts and objects with attributes are found too, and those of functions that it calls.
-    """
-    arrays = filter(backend.is_array, _reached((args, function), set()))
-    return (a for a in arrays if not isinstance(a, backend.Ndarray) and not getattr(a.dtype, "hasobject", False))
-
-
-def reachable_objects(function: object, args: object) -> Iterator[Any]:
-    """What ``forget_tangents`` looks at: the arguments, and what closures, globals, attributes and containers hold."""
-    return _reached((args, function), set(), is_all=False)
-
-
-def reachable(function: object, args: object) -> Set[int]:
-    """The identities of the objects among which ``reachable_arrays`` looks for arrays."""
-    seen: set[int] = set()
-    collections.deque(_reached((args, function), seen), maxlen=0)
-    return seen
-
-
-def forget_tangents(result: Any, function: object, args: object) -> Any:
-    """Put floats in place of numbers with tangents that a run has left in objects that the function can access.
-
-    Returns the result of the function, also without tangents.
-    """
-    for value in filterfalse(backend.is_array, _reached((result, function, args), set(), is_all=False)):
-        holder = value if isinstance(value, (list, dict)) else getattr(value, "__dict__", None)
-        if isinstance(holder, (list, dict)) and not isinstance(value, _OPEN):
-            for key, inner in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
-                if is_dual(inner) or (isinstance(inner, tuple) and _plain(inner) is not inner):
-                    holder[key] = _plain(inner)
-    return _plain(result)
-
-
-def _plain(value: Any) -> Any:
-    """A number, or a tuple of some, without tangents."""
-    if type(value) is tuple and any(map(is_dual, value)):
-        return tuple(map(plain_number, value))
-    return plain_number(value)
-
-
-def _reached(values: Iterable[Any], seen: set[int], depth: int = 0, *, is_all: bool = True) -> Iterator[Any]:
-    """The values and what they lead to: arrays, and other objects, which are ``seen`` once; see ``_items``."""
-    for value in values:
-        if id(value) in seen or depth > _DEEPEST or isinstance(value, _SIMPLE):
-            continue
-        yield value
-        if not backend.is_array(value):
-            seen.add(id(value))
-            yield from _reached(_items(value, is_all), seen, depth + 1, is_all=is_all)
-
-
-def _items(value: Any, is_all: bool) -> Iterable[object]:
-    """The objects within an object that may be arrays, or hold some.
-
-    ``is_all``: also those in slots and in objects of C, and what functions name in modules and classes.  Caches of
-    ``functools`` are such objects: the numbers in them keep their tangents, for a warning in the next run.
-    """
-    if isinstance(value, (list, tuple)):
-        return list(value)
-    if isinstance(value, dict):
-        return list(value.values())
-    method = backend.bound(value)
-    if method is not None:
-        return method
-    module = backend.module_of(value if callable(value) else type(value))
-    if module.split(".")[0] in _LIBRARIES:
-        return ()
-    if inspect.isfunction(value) or backend.is_decorated(value):
-        if backend.primal_kernel(value) is not None or backend.taichi_func(value) is not None:
-            return ()  # kernels get their arrays as arguments
-        outside = [item for _, item in outside_names(value)]
-        every = _named_in(names_in_code(value.__code__), outside) if is_all else outside
-        return [*every, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    attributes = getattr(value, "__dict__", None)
-    held = [item for item in gc.get_referents(value) if item is not attributes] if is_all else []
-    return [*held, *attributes.values()] if isinstance(attributes, dict) else held
-
-
-def _named_in(names: Set[str], owners: list[object]) -> list[object]:
-    """The owners, and what is called one of these names in modules, classes and objects' classes among all of these.
-
-    Those of libraries are left out.
-    """
-    every = list(owners)
-    for owner in every:  # which grows: in ``module.Class.array``, an owner is named itself
-        is_module = isinstance(owner, types.ModuleType)
-        spaces: Any = (owner,) if is_module else (owner if isinstance(owner, type) else type(owner)).__mro__
-        for space in spaces:
-            if not is_library_module(str(space.__name__ if is_module else space.__module__)):
-                named = [vars(space)[name] for name in names & vars(space).keys()]
-                every += [item for item in named if not any(item is other for other in every)]
-    return every
 
 
 # Warnings at the user's line, once in each call.

@@ -15,7 +15,8 @@ from taichi_ext.analysis.cuts import Paths
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.program.keys import RETURN
 from taichi_ext.runtime.memory.shadows import FieldTable
-from taichi_ext.runtime.python.dual_numbers import Run, reachable_arrays
+from taichi_ext.runtime.python.dual_numbers import Run
+from taichi_ext.runtime.python.reached import reachable_arrays
 from taichi_ext.runtime.reverse.backward import Backward, CellAdjoints
 from taichi_ext.runtime.reverse.calls import Kernels
 from taichi_ext.runtime.reverse.cells import Cells, Log
