@@ -50,7 +50,6 @@ class Task(NamedTuple):
     is_finite: bool  # whether residuals that are not finite are an error
     neighbours: int = 1  # how many workers share the machine
     driver: tuple[str, int] | None = None  # the process that wants the answer, if a worker has to be another one
-    attempt: int = 0  # how often workers were lost with this task
 
 
 class Sums(NamedTuple):

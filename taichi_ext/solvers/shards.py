@@ -12,8 +12,8 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, wait
-from itertools import islice
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -172,8 +172,7 @@ def map_jacobian(
     which are built again for each point: give ``init=`` instead.  At most two shards for each worker are under way, so
     the memory of this process does not grow with their number.
 
-    Shards lost with a worker are computed again, at most three times, if ``executor`` is a function (or Dask, which
-    replaces its workers).
+    Shards lost with a worker are computed again, at most three times, if ``executor`` is a function; by Dask, too.
 
     Args:
         factory: a function of a module that workers can import, or its import path ``"package.module:function"``.
@@ -249,8 +248,7 @@ def _path_of(factory: object) -> str:
 # Tasks on an executor: their answers in order, and again those whose worker was lost.
 
 _MOST_SECONDS = 5.0  # for workers to end, once nothing is wanted of them
-_MOST_LOSSES = 3  # of workers with the same task, after which it is not tried again
-_UnderWay = deque[tuple[Task, "Future[Any] | None"]]  # None for a task that is to be computed again
+_MOST_LOSSES = 3  # of workers in a row, after which the first task is not tried again
 
 
 class Workers:
@@ -282,40 +280,41 @@ class Workers:
     def answers(self, tasks: Iterable[Task]) -> Iterator[Any]:
         """The answers in the order of the tasks; raises for the first one that is a failure.
 
-        At most two tasks for each worker are under way, or wait for the one before them.  Those that are computed again
-        are so one by one, so that it is known which one loses its worker again.
+        At most two tasks for each worker are under way.  Where a worker is lost, those under way are computed again
+        one by one, so that it is known which one loses its worker again.
         """
         if self._pool is None:
             for task in tasks:
                 yield _checked(task, self._here.answer(task))
             return
-        waiting, under_way = iter(tasks), _UnderWay()
+        waiting, under_way = iter(tasks), deque[tuple[Task, Future[Any]]]()
+        losses = alone = 0  # workers lost in a row with the first task; tasks that are computed one by one
         count, neighbours = _worker_counts(self._pool)
         try:
             while True:
-                if all(future is not None for _, future in under_way):
-                    for task in islice(waiting, 2 * count - len(under_way)):
-                        task = task._replace(neighbours=neighbours, driver=(self._host, os.getpid()))
-                        under_way.append((task, self._submit(task)))
+                for task in islice(waiting, max(0, (1 if alone else 2 * count) - len(under_way))):
+                    task = task._replace(neighbours=neighbours, driver=(self._host, os.getpid()))
+                    under_way.append((task, self._submit(task)))
                 if not under_way:
                     return
                 task, future = under_way[0]
-                future = future or self._submit(task)
-                under_way[0] = task, future
                 error = _error_of(future)
-                if error is None:
+                if isinstance(error, BrokenExecutor):
+                    losses, alone = losses + 1, max(alone, len(under_way))
+                    self._replace_pool(task.shard, losses, len(under_way), error)
+                    waiting = chain([lost for lost, _ in under_way], waiting)
+                    under_way.clear()
+                elif error is not None:
+                    raise ShardError(f"shard {task.shard}: {type(error).__name__}: {error}", task.shard) from error
+                else:
+                    losses, alone = 0, max(0, alone - 1)
                     under_way.popleft()
                     yield _checked(task, future.result())
-                elif isinstance(error, BrokenExecutor) or type(error).__name__ == "KilledWorker":  # Dask's
-                    self._note_loss(under_way, error)
-                else:
-                    raise ShardError(f"shard {task.shard}: {type(error).__name__}: {error}", task.shard) from error
         finally:
             for _, future in under_way:
-                if future is not None:
-                    future.cancel()
+                future.cancel()
 
-    def _submit(self, task: Task) -> Future[object]:
+    def _submit(self, task: Task) -> Future[Any]:
         assert self._pool is not None  # None has answered in this process
         try:
             return self._pool.submit(run, task, self._host)
@@ -326,28 +325,21 @@ class Workers:
         except Exception as error:
             raise InvalidArgumentError(f"executor takes no tasks: {error}; give one that runs.") from error
 
-    def _note_loss(self, under_way: _UnderWay, error: BaseException) -> None:
-        """Mark the tasks that were lost together with the first one; replace a pool that broke."""
-        first, ending = under_way[0][0], f"{str(error).rstrip('.')} (the system ends processes where memory runs out)"
-        if first.attempt == _MOST_LOSSES:
+    def _replace_pool(self, shard: int, losses: int, count: int, error: BrokenExecutor) -> None:
+        """Make another executor in the place of a broken one; ``count`` tasks are under way, ``shard`` the first."""
+        ending = f"{str(error).rstrip('.')} (the system ends processes where memory runs out)"
+        if losses > _MOST_LOSSES:
             raise ShardError(
-                f"shard {first.shard} has lost its worker {_MOST_LOSSES + 1} times, the last time alone: {ending}.",
-                first.shard,
+                f"shard {shard} has lost its worker {losses} times, the last time alone: {ending}.", shard
             ) from error
-        is_broken, make = isinstance(error, BrokenExecutor), self._make
-        if is_broken and make is None:
+        if self._make is None or self._pool is None:
             raise ShardError(
-                f"shard {first.shard}, or one of the next {len(under_way) - 1}, has lost its worker: {ending}. Its "
-                "executor takes no more tasks; give executor= a function that makes one, and it is replaced.",
-                first.shard,
+                f"shard {shard}, or one of the next {count - 1}, has lost its worker: {ending}. Its executor takes no "
+                "more tasks; give executor= a function that makes one, and it is replaced.",
+                shard,
             ) from error
-        if is_broken and make is not None and self._pool is not None:
-            wait([future for _, future in under_way if future is not None], timeout=10)
-            self._pool.shutdown(wait=False)
-            self._pool = _checked_pool(make())
-        for n, (task, future) in enumerate(under_way):
-            if future is not None and (not future.done() or _error_of(future) is not None) and (n == 0 or is_broken):
-                under_way[n] = task._replace(attempt=task.attempt + 1), None
+        self._pool.shutdown(wait=False)
+        self._pool = _checked_pool(self._make())
 
 
 def _end(pool: Executor) -> None:
