@@ -13,7 +13,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from taichi_ext import backend
@@ -135,6 +135,16 @@ def _is_same(field: object, components: Sequence[object]) -> bool:
     if not isinstance(field, backend.Field) or isinstance(field, backend.StructField):
         return False
     return backend.field_components(field)[0] is components[0]
+
+
+def identifier(obj: object, scopes: Sequence[Mapping[str, object]]) -> str:
+    """The name of an object in some scopes as one word: without that of an object it is an attribute of."""
+    path = next((name for scope in scopes for name, value in scope.items() if value is obj), "")
+    path = path or next(filter(None, (_search(_matcher(obj), scope.items(), None) for scope in scopes)), "field")
+    first, *parts = re.findall(r"\w+", path)
+    holder = next((scope[first] for scope in scopes if first in scope), None)
+    is_attribute = bool(parts) and not isinstance(holder, (list, tuple, dict, backend.StructField))
+    return "_".join(parts if is_attribute else (first, *parts))
 
 
 # --- scopes: the names that a function or a frame uses, and their values ----------------------------------------------

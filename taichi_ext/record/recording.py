@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-import types
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any
 
 import taichi_ext.program as ir
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
+from taichi_ext.labels import identifier
 from taichi_ext.program.values import U1
 from taichi_ext.record.literals import type_of
 from taichi_ext.record.variables import Constants
 
-_DEEPEST = 4  # parts of a name: a.b[0].c
-_MOST_ITEMS = 64  # of a list that are searched for a field
 _ALERT = "alert"  # a statement in the place of one that raises it
 _POSITION = re.compile(r'File "(.*?)", line (\d+), in (\S+):\n(.*)', re.DOTALL)
 
@@ -167,7 +164,8 @@ class Recording:
                     "An array that is a member of an object is read or written here. Pass it to the kernel as an "
                     "argument, or keep the values in a field."
                 )
-            self.containers[id(obj)] = field_container(obj, self._name(obj))  # which keeps it alive
+            name = identifier(obj, [*self.context.local_scopes, self.context.global_vars])
+            self.containers[id(obj)] = field_container(obj, name)  # which keeps it alive
         return self.containers[id(obj)]
 
     def alert_later(self, what: str, is_raised: ir.Value, at: ir.Value) -> None:
@@ -203,17 +201,6 @@ class Recording:
         entry = ir.Load(container, (ir.Const(number, ir.I32), at or ir.Const(0, ir.I32)))
         return ir.If(is_raised, (ir.Assign(entry, ir.Const(1, ir.I32), place=place),), place=place)
 
-    def _name(self, obj: object) -> str:
-        """The user's name of a field: a variable, or an attribute, member or item of one."""
-        scopes = (self.context.global_vars, *self.context.local_scopes)
-        for depth in range(_DEEPEST):
-            for name, value in (item for scope in scopes for item in scope.items()):
-                path = _path(value, obj, depth)
-                if path is not None and name.isidentifier():
-                    own = name if not path or isinstance(value, (list, tuple, dict, backend.StructField)) else ""
-                    return "_".join(filter(None, (own, *path)))
-        return "field"
-
 
 def field_container(field: Any, name: str) -> ir.Container:
     """The container of a scalar or matrix field."""
@@ -228,26 +215,3 @@ def _writes(s: ir.Statement) -> bool:
         name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", "")
         return name.lstrip(".") in ("append", "deactivate")
     return isinstance(s, ir.Store) and isinstance(s.target, ir.Load)
-
-
-def _path(owner: object, obj: object, depth: int) -> tuple[str, ...] | None:
-    """The attributes, members and items, at most ``depth``, from one object to another; None if there is no path."""
-    if depth == 0:
-        return () if owner is obj else None
-    for name, part in _named_parts(owner):
-        path = _path(part, obj, depth - 1)
-        if path is not None and f"_{name}".isidentifier():
-            return (name, *path)
-    return None
-
-
-def _named_parts(owner: object) -> Iterable[tuple[str, object]]:
-    if isinstance(owner, (list, tuple)):
-        return ((str(n), part) for n, part in enumerate(owner[:_MOST_ITEMS]))
-    if isinstance(owner, dict):
-        return ((str(key), part) for key, part in itertools.islice(owner.items(), _MOST_ITEMS))
-    if isinstance(owner, backend.StructField):
-        return owner.field_dict.items()
-    if isinstance(owner, (types.ModuleType, type)) or callable(owner) or backend.is_library(type(owner)):
-        return ()
-    return itertools.islice(getattr(owner, "__dict__", {}).items(), _MOST_ITEMS)
