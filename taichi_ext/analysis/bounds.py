@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity
-from taichi_ext.analysis.affine import Affine, loop_atoms
+from taichi_ext.analysis.affine import Affine, Atom, loop_atoms
 from taichi_ext.analysis.changes import written
-from taichi_ext.analysis.intervals import IndexFacts, IntegerForms, Interval, range_of
+from taichi_ext.analysis.intervals import IndexFacts, IntegerForms, Interval, fits, range_of
 from taichi_ext.analysis.loops import Extents, leaves, ranges
 from taichi_ext.simplify.usage import assigned_locals
 
@@ -51,8 +51,13 @@ def with_checks(
 ) -> tuple[ir.Program, tuple[UncertainAccess, ...]]:
     """The program with a check for each index of an entry with tangents that may be out of range, and these."""
     walk = _Checks(program, extents, activity)
-    body = walk.block(program.body, IndexFacts(walk.expressions))[0]
+    body = walk.block(program.body, IndexFacts(walk.expressions), {})[0]
     return replace(program, body=body), tuple(walk.accesses)
+
+
+# Loop variables that take all of these numbers, each with all of those of the others; None where a place may be left
+# out.
+_Taken = dict[Atom, Interval] | None
 
 
 class _Checks:
@@ -64,51 +69,47 @@ class _Checks:
 
     # --- statements
 
-    def block(self, body: ir.Body, facts: IndexFacts) -> tuple[ir.Body, IndexFacts | None]:
+    def block(self, body: ir.Body, facts: IndexFacts, taken: _Taken) -> tuple[ir.Body, IndexFacts | None]:
         """The block with its checks, and the facts after it; None if its end is not reached."""
         result: list[ir.Statement] = []
         now: IndexFacts | None = facts
         for s in body:
-            new, now = (s, None) if now is None else self._statement(s, now)
+            new, now = (s, None) if now is None else self._statement(s, now, taken)
+            taken = None if isinstance(s, ir.If) and leaves((s,)) else taken
             result.append(new)
         return tuple(result), now
 
-    def _statement(self, s: ir.Statement, facts: IndexFacts) -> tuple[ir.Statement, IndexFacts | None]:
+    def _statement(self, s: ir.Statement, facts: IndexFacts, taken: _Taken) -> tuple[ir.Statement, IndexFacts | None]:
         if isinstance(s, ir.Jump):
             return s, None
         if isinstance(s, ir.If):
             return self._if(s, facts)
         if isinstance(s, (ir.For, ir.While)):
-            return self._loop(s, facts)
-        new = self._checked(s, facts) if isinstance(s, ir.WITH_TANGENTS) else s
+            return self._loop(s, facts, taken)
+        new = self._checked(s, facts, taken) if isinstance(s, ir.WITH_TANGENTS) else s
         _note(s, facts)
         return new, facts
 
     def _if(self, s: ir.If, facts: IndexFacts) -> tuple[ir.Statement, IndexFacts | None]:
-        then, after_then = self.block(s.then, facts.where(s.condition))
-        orelse, after_else = self.block(s.orelse, facts.where(s.condition, holds=False))
+        then, after_then = self.block(s.then, facts.where(s.condition), None)
+        orelse, after_else = self.block(s.orelse, facts.where(s.condition, holds=False), None)
         new = ir.with_bodies(s, (then, orelse))
         if after_then is not None and after_else is not None:
-            after = after_then.joined(after_else)
-            after.exact = facts.exact
-            after.is_reached = facts.is_reached and not (leaves(s.then) or leaves(s.orelse))
-            return new, after
-        after, rest = (after_else, s.orelse) if after_then is None else (after_then, s.then)
-        if after is not None:
-            after.is_reached = after.is_reached and not leaves(rest)
-        return new, after
+            return new, after_then.joined(after_else)
+        return new, after_else if after_then is None else after_then
 
-    def _loop(self, s: ir.For | ir.While, facts: IndexFacts) -> tuple[ir.Statement, IndexFacts]:
+    def _loop(self, s: ir.For | ir.While, facts: IndexFacts, taken: _Taken) -> tuple[ir.Statement, IndexFacts]:
         bounds = self._bounds(s, facts) if isinstance(s, ir.For) else []
         for local in assigned_locals(s.body):
             facts.forget(local)
         inside = facts.copy()
         if isinstance(s, ir.For):
-            self._enter(s, inside, bounds)
+            for atom, (first, end) in zip(loop_atoms(s), bounds, strict=False):
+                inside.note(Affine(((atom, 1),)), (first[0], end[1] - 1))
+            taken = None if taken is None else self._taken(s, bounds, taken)
         else:
-            inside = inside if s.condition is None else inside.where(s.condition)
-            inside.is_reached = False
-        return ir.with_bodies(s, (self.block(s.body, inside)[0],)), facts
+            inside, taken = inside if s.condition is None else inside.where(s.condition), None
+        return ir.with_bodies(s, (self.block(s.body, inside, taken)[0],)), facts
 
     def _bounds(self, s: ir.For, facts: IndexFacts) -> list[tuple[Interval, Interval]]:
         """Where the first number and the end of each variable of a loop lie."""
@@ -120,22 +121,20 @@ class _Checks:
         numbers = [[(b, b) if isinstance(b, int) else facts.interval(b) for b in pair] for pair in pairs]
         return [(first, end) for first, end in numbers]
 
-    def _enter(self, s: ir.For, inside: IndexFacts, bounds: list[tuple[Interval, Interval]]) -> None:
-        """Facts about the variables of a loop."""
+    def _taken(self, s: ir.For, bounds: list[tuple[Interval, Interval]], around: dict[Atom, Interval]) -> _Taken:
+        """The numbers that the variables of a loop take, with those of loops around it."""
         atoms = loop_atoms(s)
-        is_whole = bool(bounds) and (s.kind not in ("field", "grouped") or self.extents[s.domain[0]].is_full)
-        is_exact = is_whole and len(bounds) == len(atoms) and not leaves(s.body, kinds=("break",))
-        for atom, (first, end) in zip(atoms, bounds, strict=False):
-            low, high = first[0], end[1] - 1
-            inside.note(Affine(((atom, 1),)), (low, high))
-            is_known = low == first[1] and high == end[0] - 1
-            is_exact = is_exact and is_known and low <= high and self.expressions.is_lasting(atom)
-            inside.exact[atom] = low, high
-        inside.is_reached = inside.is_reached and is_exact
+        is_whole = s.kind not in ("field", "grouped") or self.extents[s.domain[0]].is_full
+        if not bounds or len(bounds) != len(atoms) or not is_whole or leaves(s.body, kinds=("break",)):
+            return None
+        numbers = {a: (first[0], end[0] - 1) for a, (first, end) in zip(atoms, bounds, strict=True)}
+        is_known = all(first[0] == first[1] and end[0] == end[1] for first, end in bounds)
+        is_lasting = all(self.expressions.is_lasting(a) and low <= high for a, (low, high) in numbers.items())
+        return {**around, **numbers} if is_known and is_lasting else None
 
     # --- entries
 
-    def _checked(self, s: ir.Statement, facts: IndexFacts) -> ir.Statement:
+    def _checked(self, s: ir.Statement, facts: IndexFacts, taken: _Taken) -> ir.Statement:
         """The statement whose entries have the checks that they need."""
         by_entry: dict[ir.Value, tuple[ir.Check, ...]] = {}
         entries = [entry for value in ir.values_of(s) for entry in self._entries(value, facts)]
@@ -144,7 +143,7 @@ class _Checks:
             checks = self._checks(entry, facts)
             if checks:
                 by_entry[entry] = checks
-                self._note(entry, checks, here, s.place)
+                self._note(entry, checks, taken if here is facts else None, s.place)
         if not by_entry:
             return s
 
@@ -197,13 +196,16 @@ class _Checks:
         return tuple(checks)
 
     def _note(
-        self, entry: ir.Read | ir.Load, checks: tuple[ir.Check, ...], facts: IndexFacts, place: ir.Place | None
+        self, entry: ir.Read | ir.Load, checks: tuple[ir.Check, ...], taken: _Taken, place: ir.Place | None
     ) -> None:
         """Take note of the indices that need a check."""
         axes = self._axes(entry)
         for check in checks:
             index, first, end = axes[check.axis]
-            low, high = facts.extremes(index) or (first, first)
+            form, low, high = self.expressions.linear(index), first, first
+            if form is not None and taken is not None and all(atom in taken for atom, _ in form.terms):
+                ends = form.between(taken.__getitem__)
+                low, high = ends if fits(ends) else (first, first)
             number = low if low < first else high if high >= end else None
             sides = [f"below {first}"] * (check.first is not None) + [f"above {end - 1}"] * (check.end is not None)
             axis, text, where = check.axis if len(axes) > 1 else None, " or ".join(sides), entry.place or place

@@ -26,15 +26,11 @@ class IndexFacts:
 
     def __init__(self, expressions: IntegerForms) -> None:
         self.expressions = expressions
-        # loop variables that take all of these numbers, each with all of those of the others
-        self.exact: dict[Atom, Interval] = {}
-        self.is_reached = True  # whether the place is reached for each of them
         self._intervals: dict[Any, dict[int, Interval]] = {}  # of a sum and constants
         self._known: dict[Atom, Interval] = {}  # of operations, while the facts are unchanged
 
     def copy(self) -> IndexFacts:
         new = IndexFacts(self.expressions)
-        new.exact, new.is_reached = dict(self.exact), self.is_reached
         new._intervals = dict(self._intervals)
         return new
 
@@ -85,14 +81,6 @@ class IndexFacts:
                 self._known[atom] = result
         return result
 
-    def extremes(self, value: Value | int) -> Interval | None:
-        """The least and the greatest number that an index does take; None where that is not known."""
-        form = self.expressions.linear(value)
-        if form is None or not self.is_reached or any(atom not in self.exact for atom, _ in form.terms):
-            return None
-        ends = form.between(self.exact.__getitem__)
-        return ends if fits(ends) else None
-
     # --- new facts
 
     def note(self, form: Affine, interval: Interval) -> None:
@@ -118,7 +106,6 @@ class IndexFacts:
         """A local changes."""
         self._known.clear()
         self._intervals = {t: i for t, i in self._intervals.items() if all(source_of(a) is not local for a, _ in t)}
-        self.exact = {a: i for a, i in self.exact.items() if source_of(a) is not local}
 
     def set(self, local: Local, interval: Interval) -> None:
         """A local has another value from now on."""
@@ -129,8 +116,6 @@ class IndexFacts:
     def joined(self, other: IndexFacts) -> IndexFacts:
         """Facts that hold where two paths meet."""
         new = IndexFacts(self.expressions)
-        new.exact = {a: i for a, i in self.exact.items() if other.exact.get(a) == i}
-        new.is_reached = self.is_reached and other.is_reached
         for terms, known in self._intervals.items():
             others = other._intervals.get(terms, {})
             both = {c: hull(i, others[c]) for c, i in known.items() if c in others}
@@ -143,36 +128,31 @@ class IndexFacts:
     def where(self, condition: Value, holds: bool = True) -> IndexFacts:
         """Facts that follow from a condition, or from its opposite."""
         new = self.copy()
-        new.is_reached = new._assume(condition, holds) and new.is_reached
+        new._assume(condition, holds)
         return new
 
-    def _assume(self, condition: Value, holds: bool) -> bool:
-        """Add a condition; returns whether the facts express all of it."""
+    def _assume(self, condition: Value, holds: bool) -> None:
+        """Add what follows from a condition."""
         match condition:
             case Read(local=local, index=()) if local in self.expressions.conditions:
-                return self._assume(self.expressions.conditions[local], holds)
-            case Const(value=value):
-                return bool(value) == holds
+                self._assume(self.expressions.conditions[local], holds)
             case Op(name="logical_not", args=(a,)):
-                return self._assume(a, not holds)
+                self._assume(a, not holds)
             case Op(name="cast", args=(a,)) if a.dtype == U1:
-                return self._assume(a, holds)
+                self._assume(a, holds)
             case Op(name="ne" | "eq" as name, args=(a, Const(value=0))) if _is_truth(a):
-                return self._assume(a, (name == "ne") == holds)
-            case Op(name=name, args=(a, b)) if name in _JOINED and _is_truth(a) and _is_truth(b):
-                if (name in _BOTH) != holds:
-                    return False
-                parts = [self._assume(a, holds), self._assume(b, holds)]
-                return all(parts)
+                self._assume(a, (name == "ne") == holds)
+            case Op(name=name, args=args) if name in _JOINED and all(map(_is_truth, args)):
+                for a in args if (name in _BOTH) == holds else ():
+                    self._assume(a, holds)
             case Op(name=name, args=(a, b)) if name in COMPARISONS:
                 name = name if holds else _NEGATED[name]
                 low, high = (b, a) if name in _SWAPPED else (a, b)
                 sides = self.expressions.linear(low), self.expressions.linear(high)
                 if sides[0] is not None and sides[1] is not None:
-                    return self._compare(_SWAPPED.get(name, name), sides[0], sides[1])
-        return False
+                    self._compare(_SWAPPED.get(name, name), sides[0], sides[1])
 
-    def _compare(self, name: str, low: Affine, high: Affine) -> bool:
+    def _compare(self, name: str, low: Affine, high: Affine) -> None:
         if name == "ne":
             self._trim(low, self.of(high))
             self._trim(high, self.of(low))
@@ -180,31 +160,12 @@ class IndexFacts:
             self.relate(low, high, 1 if name == "lt" else 0)
             if name == "eq":
                 self.relate(high, low)
-        return self._narrow_exact(name, high + low * -1 + Affine((), -1 if name == "lt" else 0))
 
     def _trim(self, form: Affine, other: Interval) -> None:
         """A sum is another number than the only one of an interval."""
         low, high = self.of(form)
         if other[0] == other[1] and other[0] in (low, high):
             self.note(form, (low + (other[0] == low), high - (other[0] == high)))
-
-    def _narrow_exact(self, name: str, form: Affine) -> bool:
-        """A sum is at least 0 (0 for ``eq``, another number for ``ne``): which numbers does its only variable take?"""
-        if len(form.terms) != 1 or abs(form.terms[0][1]) != 1 or form.terms[0][0] not in self.exact:
-            return form.is_constant and name not in ("eq", "ne") and form.constant >= 0
-        ((atom, sign),) = form.terms
-        low, high = self.exact[atom]
-        end = -sign * form.constant
-        if name == "eq":
-            low, high = max(low, end), min(high, end)
-        elif name == "ne":
-            if low < end < high:
-                return False
-            low, high = low + (end == low), high - (end == high)
-        else:
-            low, high = (max(low, end), high) if sign > 0 else (low, min(high, end))
-        self.exact[atom] = low, high
-        return low <= high
 
 
 def _is_truth(value: Value) -> bool:
@@ -276,38 +237,16 @@ def interval_of(name: str, args: list[Interval]) -> Interval | None:
             return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
         case "mul":
             return _extremes(a * b for a in args[0] for b in args[1])
-    return _quotient(name, args[0], args[-1]) or _of_bits(name, args[0], args[-1])
-
-
-def _quotient(name: str, dividend: Interval, divisor: Interval) -> Interval | None:
-    """The interval of a quotient or remainder by positive numbers."""
-    (low, high), (first, last) = dividend, divisor
-    if first <= 0:
-        return None
+    first, last = args[-1]
     match name:
-        case "mod":
+        case "mod" if first > 0:
             return (low, high) if 0 <= low and high < first else (0, last - 1)
-        case "raw_mod":
-            return (1 - last if low < 0 else 0), (min(high, last - 1) if high > 0 else 0)
-        case "floordiv":
-            return _extremes(a // b for a in dividend for b in divisor)
-        case "raw_div" if low >= 0:
-            return low // last, high // first
-    return None
-
-
-def _of_bits(name: str, a: Interval, b: Interval) -> Interval | None:
-    """The interval of an operation on the bits of two numbers, at least one of them not negative."""
-    (low, high), (first, last) = a, b
-    match name:
+        case "floordiv" if first > 0:
+            return _extremes(a // b for a in args[0] for b in args[1])
         case "bit_and" if low >= 0 or first >= 0:
-            return 0, min(end for start, end in (a, b) if start >= 0)
-        case "bit_or" | "bit_xor" if low >= 0 and first >= 0:
-            return 0, 2 ** max(high, last).bit_length() - 1
-        case "shift_right" | "bit_sar" | "bit_shr" if first >= 0 and last < 64 and (low >= 0 or name != "bit_shr"):
-            return _extremes(end >> count for end, count in ((low, first), (low, last), (high, first), (high, last)))
-        case "shift_left" | "bit_shl" if first == last and 0 <= first < 32 and low >= 0:
-            return low << first, high << first
+            return 0, min(end for start, end in args if start >= 0)
+        case "shift_right" | "bit_sar" if first >= 0 and last < 64:
+            return _extremes(end >> count for end in args[0] for count in args[1])
     return None
 
 

@@ -12,7 +12,7 @@ from differences import integers, outputs, read, scalars, write
 from kernel_texts import kernel_of, kernels_of
 from numpy.testing import assert_allclose
 
-from taichi_ext import Jacobian, check_jacobian, jacobian, jvp, vjp
+from taichi_ext import DerivativeWarning, Jacobian, check_jacobian, jacobian, jvp, vjp
 
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
@@ -338,3 +338,14 @@ def test_the_check_names_the_lines():
     assert text in str(report)
     q.from_numpy(np.array([0, 1, 3, 2], np.int32))
     assert check_jacobian(k, x, y).outside == ()
+
+
+def test_an_index_that_does_leave_is_told():
+    """Where it stands in no branch, and so does leave; of the other one, explain tells that there is a guard."""
+    x, y = between(np.arange(1.0, 5.0), fill=0.0), between(np.zeros(4))
+    k = kernel_of("for i in range(4): y[i] = x[i + 1]", x=x, y=y)
+    with pytest.warns(DerivativeWarning, match="Index 4 is outside of x, which has 0 to 3"):
+        jacobian(k, x, y)
+    plan = Jacobian(kernel_of("for i in range(4): y[i] = x[i + 1] if y[i] > 1 else 0.0", x=x, y=y), x, y)
+    plan()
+    assert GUARD in plan.explain()
