@@ -28,15 +28,7 @@ from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.sweep import Sweep, Weights, is_none, substitution
 from taichi_ext.adjoint.tapes import INTEGER, MOST_LOCAL, REAL, converted
 from taichi_ext.program import I32, U1, Const, Load, Local, Read, Value
-from taichi_ext.program.build import (
-    add,
-    cast,
-    is_number,
-    literal,
-    negative,
-    operation,
-    subtract,
-)
+from taichi_ext.program.build import add, cast, is_number, literal, negative, operation, subtract
 from taichi_ext.simplify.usage import assigned_locals
 
 Shared = dict[Local, list[Local]]  # mutable locals that hold adjoints, one for each cotangent

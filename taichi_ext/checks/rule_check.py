@@ -32,7 +32,7 @@ from taichi_ext.checks.check import check_jacobian
 from taichi_ext.checks.differences import entry_text, number_text, table
 from taichi_ext.errors import CheckError, InvalidArgumentError, UnsupportedError, raise_problem, unexpected
 from taichi_ext.program import Tensor, Value
-from taichi_ext.record.handles import ScalarPlace, VectorPlace
+from taichi_ext.record.handles import VectorPlace
 from taichi_ext.runtime.memory.shadows import numpy_dtype
 
 _numbers = itertools.count()
@@ -403,4 +403,4 @@ def _shape(x: object) -> tuple[int, ...] | None:
         return x.shape
     if isinstance(x, backend.Expr):
         return backend.shape_of(x)
-    return () if isinstance(x, (int, float, Value, ScalarPlace)) else None
+    return () if isinstance(x, (int, float, Value)) else None

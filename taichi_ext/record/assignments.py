@@ -10,16 +10,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import Assign, Declare, FoldedConst, Load, Local, Read, Tensor, Type, Update, Value, walk
-from taichi_ext.record.handles import (
-    DynamicList,
-    Format,
-    Record,
-    ScalarPlace,
-    VectorPlace,
-    sequence_like,
-    value_of,
-    with_members,
-)
+from taichi_ext.record.handles import DynamicList, Format, Record, VectorPlace, sequence_like, value_of, with_members
 from taichi_ext.record.literals import as_value, convert, described
 from taichi_ext.record.operations import operate, tensor
 from taichi_ext.record.recording import Recording
@@ -51,7 +42,7 @@ def declare(r: Recording, name: str, value: Any, kind: str = "user") -> Any:
     local = Local(name, given.dtype, (), kind)
     r.add(Declare(local, (given,), place=r.place()))
     r.note_copy(local, (), given)
-    return ScalarPlace(Read(local))
+    return Read(local)
 
 
 def _kept(value: Value, kind: Type | None = None) -> Value:
@@ -129,9 +120,9 @@ def unpack(r: Recording, value: Any, places: tuple[Any, ...]) -> None:
 # --- stores
 
 
-def cells_of(target: object) -> list[ScalarPlace]:
+def cells_of(target: object) -> list[Read | Load]:
     """The scalar places of a place."""
-    if isinstance(target, ScalarPlace):
+    if isinstance(target, (Read, Load)):
         return [target]
     if isinstance(target, VectorPlace):
         return target.cells()
@@ -157,16 +148,12 @@ def parts_for(target: object, value: object) -> list[Value]:
     return [as_value(e) for e in entries]
 
 
-def _memory(target: Any) -> object:
-    return target.local if isinstance(target, Read) else target.container
-
-
-def together(r: Recording, targets: list[ScalarPlace], values: list[Value]) -> list[Value]:
+def together(r: Recording, targets: list[Read | Load], values: list[Value]) -> list[Value]:
     """Values that are all evaluated before the first store, where that matters."""
-    written = {_memory(t.target) for t in targets}
+    written = {t.memory for t in targets}
 
     def meets(value: Value) -> bool:
-        return any(isinstance(n, (Read, Load)) and _memory(n) in written for n in walk(value))
+        return any(isinstance(n, (Read, Load)) and n.memory in written for n in walk(value))
 
     if len(targets) > 1 and any(map(meets, values[1:])):
         return [frozen(r, v) for v in values]
@@ -176,7 +163,7 @@ def together(r: Recording, targets: list[ScalarPlace], values: list[Value]) -> l
 def assign_to(r: Recording, target: object, value: object) -> None:
     targets = cells_of(target)
     for cell, v in zip(targets, together(r, targets, parts_for(target, value)), strict=True):
-        r.add(Assign(cell.target, _kept(v, cell.target.dtype), place=r.place()))
+        r.add(Assign(cell, _kept(v, cell.dtype), place=r.place()))
 
 
 def place_of(r: Recording, base: object, index: object) -> object:
@@ -212,9 +199,9 @@ def update_place(r: Recording, target: object, op: str, value: object) -> None:
         _update(r, cell, op, v)
 
 
-def _update(r: Recording, cell: ScalarPlace, op: str, value: Value) -> None:
+def _update(r: Recording, target: Read | Load, op: str, value: Value) -> None:
     """Sums and bit operations stay updates, which Taichi makes atomic; other updates of locals become assignments."""
-    target, value = cell.target, _kept(value, cell.target.dtype)
+    value = _kept(value, target.dtype)
     if isinstance(target, Load):
         r.add(Update(target, op, value, place=r.place()))
     elif op in _ATOMIC:

@@ -26,7 +26,7 @@ import taichi_ext.record.subscripts as subscripts
 from taichi_ext import backend
 from taichi_ext.backend import matrix_ops, ops, ti
 from taichi_ext.errors import UnsupportedError, bound_arguments, raise_baked
-from taichi_ext.program import FoldedConst, Tensor, Value
+from taichi_ext.program import FoldedConst, Load, Read, Tensor, Value
 from taichi_ext.record.assignments import update_place
 from taichi_ext.record.construct import inline_call
 from taichi_ext.record.decompositions import decomposition
@@ -35,7 +35,6 @@ from taichi_ext.record.handles import (
     Callback,
     DynamicList,
     Record,
-    ScalarPlace,
     VectorPlace,
     has_values,
     shape_of,
@@ -138,7 +137,7 @@ def _compare(r: Recording, names: tuple[str, ...], *operands: object) -> object:
 
 def _augmented(r: Recording, target: object, name: str, value: object) -> object:
     """``target += value``: changes a local in place; otherwise returns a new object."""
-    if isinstance(target, (ScalarPlace, VectorPlace)):
+    if isinstance(target, (Read, Load, VectorPlace)):
         update_place(r, target, name, value)
         return target
     if isinstance(target, (Value, Tensor)):
@@ -324,7 +323,7 @@ def method(
         if backend.is_matrix_expression_method(name):
             return call(r, getattr(matrix_ops, name), [base, *args], keywords, is_statement)
         raise AttributeError(f"a value of shape {base.shape} has no method {name!r}")
-    if isinstance(base, (Value, ScalarPlace)):
+    if isinstance(base, Value):
         raise AttributeError(f"a scalar has no method {name!r}")
     function, bound = backend.native_attribute(r.context, base, name)
     return call(r, function, [base, *args] if bound else args, keywords, is_statement)

@@ -10,18 +10,10 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Atomic, Call, Container, Declare, Effect, Local, Op, Read, Tensor, Value
+from taichi_ext.program import Atomic, Call, Container, Declare, Effect, Load, Local, Op, Read, Tensor, Value
 from taichi_ext.program.values import I32, Format
 from taichi_ext.record.assignments import cells_of, parts_for
-from taichi_ext.record.handles import (
-    DynamicList,
-    ScalarPlace,
-    VectorPlace,
-    group_of,
-    has_values,
-    place_of_local,
-    value_of,
-)
+from taichi_ext.record.handles import DynamicList, VectorPlace, group_of, has_values, place_of_local, value_of
 from taichi_ext.record.literals import as_value, type_of
 from taichi_ext.record.operations import native
 from taichi_ext.record.recording import Recording
@@ -48,35 +40,33 @@ WITHOUT_TANGENTS: frozenset[Any] = frozenset(
 # --- atomics
 
 
-def writable(target: object, name: str) -> ScalarPlace | VectorPlace:
+def writable(target: object, name: str) -> Read | Load | VectorPlace:
     """The target of an atomic operation; raises as Taichi does where it is none."""
-    if not isinstance(target, (ScalarPlace, VectorPlace)):
+    if not isinstance(target, (Read, Load, VectorPlace)):
         raise backend.SyntaxFault(f"cannot use a non-writable target as the first operand of {name!r}")
     return target
 
 
-def atomic(
-    r: Recording, name: str, target: object, value: object, *, is_statement: bool
-) -> Tensor | ScalarPlace | None:
+def atomic(r: Recording, name: str, target: object, value: object, *, is_statement: bool) -> Tensor | Value | None:
     """``ti.atomic_add(target, value)`` and similar functions, entry by entry; returns the old value."""
     target = writable(target, name)
     results: list[Value] = []
     for cell, part in zip(cells_of(target), parts_for(target, value), strict=True):
-        result = None if is_statement else Local("old", cell.target.dtype, (), "temporary")
-        r.add(Atomic(name, cell.target, part, result, place=r.place()))
+        result = None if is_statement else Local("old", cell.dtype, (), "temporary")
+        r.add(Atomic(name, cell, part, result, place=r.place()))
         if result is not None:
             results.append(Read(result))
     if is_statement:
         return None
     if isinstance(target, VectorPlace) and target.shape:
         return Tensor(tuple(results), target.shape)
-    return ScalarPlace(results[0])  # type: ignore[arg-type]
+    return results[0]
 
 
 # --- dynamic nodes
 
 
-def list_method(r: Recording, cell: DynamicList, name: str, args: Sequence[object]) -> ScalarPlace | None:
+def list_method(r: Recording, cell: DynamicList, name: str, args: Sequence[object]) -> Read | None:
     """``field[i].append(value)``, ``field[i].length()`` and ``field[i].deactivate()``."""
     if name not in ("append", "length", "deactivate"):
         raise AttributeError(f"a list of a dynamic node has no method {name!r}")
@@ -86,7 +76,7 @@ def list_method(r: Recording, cell: DynamicList, name: str, args: Sequence[objec
     given = tuple(as_value(a) if isinstance(a, (int, float)) else a for a in given)
     writes = () if name == "length" else tuple(map(r.container, backend.leaf_fields(cell.field)))
     r.add(Effect(f".{name}", given, () if result is None else (result,), writes=writes, place=r.place()))
-    return None if result is None else ScalarPlace(Read(result))
+    return None if result is None else Read(result)
 
 
 # --- texts

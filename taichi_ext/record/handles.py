@@ -1,4 +1,7 @@
-"""The meaning of names while a kernel is recorded: values, and places that can be stored to."""
+"""The meaning of names while a kernel is recorded: values, and places that can be stored to.
+
+A scalar place is a value that is read: a local, or an entry of a vector, field or array.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,6 @@ from taichi_ext.record.literals import matrix_value
 
 
 @dataclass(frozen=True, eq=False)
-class ScalarPlace:
-    """A scalar place: a local, or an entry of a vector, field or array."""
-
-    target: Target
-
-
-@dataclass(frozen=True, eq=False)
 class VectorPlace:
     """A place of vector or matrix: a local, or an entry of a field or array."""
 
@@ -30,12 +26,10 @@ class VectorPlace:
     indices: tuple[Value, ...]
     shape: tuple[int, ...]
 
-    def at(self, index: tuple[int | Value, ...]) -> ScalarPlace:
-        if isinstance(self.base, Local):
-            return ScalarPlace(Read(self.base, index))
-        return ScalarPlace(Load(self.base, self.indices, index))
+    def at(self, index: tuple[int | Value, ...]) -> Target:
+        return Read(self.base, index) if isinstance(self.base, Local) else Load(self.base, self.indices, index)
 
-    def cells(self) -> list[ScalarPlace]:
+    def cells(self) -> list[Target]:
         return [self.at(tuple(map(int, i))) for i in np.ndindex(self.shape)]
 
     def __len__(self) -> int:
@@ -45,7 +39,7 @@ class VectorPlace:
         return iter(self.value())
 
     def value(self) -> Tensor:
-        return Tensor(tuple(c.target for c in self.cells()), self.shape)
+        return Tensor(tuple(self.cells()), self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +74,11 @@ class DynamicList:
     indices: tuple[Value, ...]
 
 
-HANDLES = (Value, Tensor, ScalarPlace, VectorPlace, Record, DynamicList, Format)
+HANDLES = (Value, Tensor, VectorPlace, Record, DynamicList, Format)
 
 
 def value_of(x: Any) -> Any:
     """The value of a name or place, places in it included."""
-    if isinstance(x, ScalarPlace):
-        return x.target
     if isinstance(x, VectorPlace):
         return x.value()
     if isinstance(x, Record):
@@ -117,8 +109,8 @@ def sequence_like(x: Any, entries: Sequence[object]) -> Any:
     return type(x)(*entries) if hasattr(x, "_fields") else type(x)(entries)
 
 
-def place_of_local(local: Local) -> ScalarPlace | VectorPlace:
-    return VectorPlace(local, (), local.shape) if local.shape else ScalarPlace(Read(local))
+def place_of_local(local: Local) -> Read | VectorPlace:
+    return VectorPlace(local, (), local.shape) if local.shape else Read(local)
 
 
 def shape_of(x: object) -> tuple[int, ...]:

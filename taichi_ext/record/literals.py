@@ -28,9 +28,6 @@ def as_value(x: object) -> Value:
         return Const(int(x), type_of(int))
     if isinstance(x, np.ndarray) and not x.shape:
         return as_value(x.item())
-    target = getattr(x, "target", None)  # a place that is read
-    if isinstance(target, Value):
-        return target
     raise UnsupportedError(f"A {described(x)} stands where a number is expected.")
 
 

@@ -21,7 +21,7 @@ from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program.build import cast
 from taichi_ext.program.values import I32
-from taichi_ext.record.handles import Record, ScalarPlace, VectorPlace, flattened, group_of, place_of_local, value_of
+from taichi_ext.record.handles import Record, VectorPlace, flattened, group_of, place_of_local, value_of
 from taichi_ext.record.levels import with_levels
 from taichi_ext.record.literals import as_value, default_types, dummy, type_of
 from taichi_ext.record.operations import native
@@ -252,7 +252,7 @@ def _numbers_in(place: object) -> Any:
     """The value of an argument, without the arrays in a pack."""
     if not isinstance(place, Record):
         return value_of(place)
-    members = {k: _numbers_in(m) for k, m in place.members.items() if isinstance(m, (Record, ScalarPlace, VectorPlace))}
+    members = {k: _numbers_in(m) for k, m in place.members.items() if isinstance(m, (Record, ir.Value, VectorPlace))}
     return Record(members, place.methods, place.kind)
 
 

@@ -263,7 +263,7 @@ def seen_together(r: Recording, call: Call, function: object, given: dict[str, A
     for n, value in enumerate(ir.entries(seen)):
         assign_to(r, values.at((operate(r, "add", sample, n * len(places)),)), value)
     r.end_loop()
-    numbers = [[values.at((n * len(places) + k,)).target for n in range(count)] for k in range(len(places))]
+    numbers = [[values.at((n * len(places) + k,)) for n in range(count)] for k in range(len(places))]
     return tuple(ir.Tensor(tuple(v), zeros.shape) if isinstance(zeros, ir.Tensor) else v[0] for v in numbers)
 
 

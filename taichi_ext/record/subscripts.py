@@ -10,7 +10,7 @@ from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import Const, Declare, FoldedConst, Local, Size, Tensor, Value
 from taichi_ext.program.values import I32
-from taichi_ext.record.handles import DynamicList, Record, ScalarPlace, VectorPlace, value_of
+from taichi_ext.record.handles import DynamicList, Record, VectorPlace, value_of
 from taichi_ext.record.literals import as_value, captured
 from taichi_ext.record.recording import Recording
 
@@ -50,7 +50,7 @@ def load(r: Recording, base: Any, index: Any) -> object:
         return entry(r, base, index_list(index))
     if isinstance(base, Record):
         return base.members[index[0]]
-    if isinstance(base, (Value, ScalarPlace, DynamicList)):
+    if isinstance(base, (Value, DynamicList)):
         raise backend.SyntaxFault("A scalar is indexed.")
     key = value_of(index[0]) if len(index) == 1 else tuple(value_of(i) for i in index)
     if isinstance(key, FoldedConst):
@@ -148,7 +148,7 @@ def attribute(r: Recording, base: Any, name: str) -> object:
     base = captured(base)
     if isinstance(base, (Tensor, VectorPlace)):
         return _tensor_attribute(r, base, name)
-    if isinstance(base, (Value, ScalarPlace)):
+    if isinstance(base, Value):
         raise AttributeError(f"a scalar has no attribute {name!r}")
     return backend.native_attribute(r.context, base, name)[0]
 

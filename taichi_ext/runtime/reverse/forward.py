@@ -22,14 +22,7 @@ from taichi_ext.runtime.launching.tangents import Request
 from taichi_ext.runtime.launching.trace import is_made
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import rows_under, view_of
-from taichi_ext.runtime.python.dual_numbers import (
-    DualFollower,
-    DualNumber,
-    Run,
-    is_dual,
-    matrix_of,
-    plain_number,
-)
+from taichi_ext.runtime.python.dual_numbers import DualFollower, DualNumber, Run, is_dual, matrix_of, plain_number
 from taichi_ext.runtime.python.run_record import entries_of, numbers_like
 from taichi_ext.runtime.reverse.calls import Calls, Kernels
 from taichi_ext.runtime.reverse.cells import Box, Cell, Copy
