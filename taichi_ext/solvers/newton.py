@@ -74,7 +74,7 @@ class FactoredDirections:
         if factors is not None:
             yield factors.solve(downhill), False
         prepared = self.plain.prepared
-        if not (prepared.dense_reason or prepared.energy_intermediates):  # with blocks of elements
+        if not (prepared.sparse.dense_reason or prepared.sparse.of_energy):  # with blocks of elements
             H = self._evaluated(x, self.projected, "abs")[2]
         for shift in _SHIFTS:
             factors = self.factorise(self._shifted(H, shift))

@@ -185,7 +185,7 @@ def test_steps_in_place_and_intermediates():
     found = plan()
     write(x, held[0])
     write(v, held[1])
-    assert not plan._prepared.dense_reason
+    assert not plan._prepared.sparse.dense_reason
     require_equal(found, run, [x, v], [y, x], [aux])
 
 

@@ -166,4 +166,4 @@ def test_intermediate_fields_whose_integers_change():
             field.from_numpy(rng.integers(0, 40 if field is first else 30, field.shape).astype(np.int32))
         x.from_numpy(rng.random(40))
         require_equal(plan(), run, [x], [y, h])
-    assert not plan._prepared.dense_reason
+    assert not plan._prepared.sparse.dense_reason

@@ -34,7 +34,7 @@ class Mesh:
         plan = Jacobian(run, params, outs, format="csr")
         require_equal(plan(), run, params, outs)
         require_equal(plan(), run, params, outs)
-        assert not plan._prepared.dense_reason
+        assert not plan._prepared.sparse.dense_reason
         assert ("entries of the local" in plan.explain()) == has_own_columns
         return plan()
 

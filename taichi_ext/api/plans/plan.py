@@ -18,7 +18,7 @@ from taichi_ext.api.inputs.types import Format, Mode
 from taichi_ext.api.plans.exported import module_text
 from taichi_ext.api.runs.by_adjoint import HessianForm, RowsOrColumns
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
-from taichi_ext.api.runs.replay import JacobianProblem, Prepared, values_of
+from taichi_ext.api.runs.replay import JacobianProblem, Prepared, SparseChoices, values_of
 from taichi_ext.api.runs.second_order import USES, check_energy
 from taichi_ext.api.runs.sparse_form import SparseForm
 from taichi_ext.api.runs.subject import EnergyGradient, RowSpace
@@ -28,6 +28,7 @@ from taichi_ext.differentiate.plan.storage_facts import Strategy
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError, raise_problem, unexpected, with_short_traceback
 from taichi_ext.launches import ArrayArgument, JacobianKernel, NumberArgument
 from taichi_ext.program.keys import RETURN, VALUES, Key, Scratch, SumKey, Version
+from taichi_ext.runtime.launching.session import KernelTable
 from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
 from taichi_ext.runtime.memory.state import State
 
@@ -59,7 +60,7 @@ class Plan:
             rebuild_outputs = _only
         backend.materialize()
         question = JacobianProblem(param_targets, output_targets, rebuild_params, rebuild_outputs, options, use)
-        self.prepared = Prepared(question=question, fields=FieldTable(call.labels), layout=backend.layout_version())
+        self.prepared = Prepared(question=question, fields=FieldTable(call.labels))
         # a strong reference would keep the program's threads and memory after ti.init
         self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
         if options.chunk_size is not None:
@@ -117,7 +118,7 @@ class Plan:
             self._follow_constants(call)
             if self.prepared.rules_version != registry.version:
                 self.prepared.rules_version, self.prepared.has_no_adjoint = registry.version, ""
-        prepared = self.prepared if watch is None else replace(self.prepared, fused={})
+        prepared = self.prepared if watch is None else replace(self.prepared, fused=KernelTable())
         return self.evaluation(
             prepared, call, as_matrix=as_matrix, out=out, state=state, watch=watch, progress=progress
         )
@@ -135,14 +136,13 @@ class Plan:
 
     def follow_layout(self, call: KernelCall) -> None:
         """Build kernels again after a field tree was destroyed; raise if the tree held a field of this call."""
-        prepared, version = self.prepared, backend.layout_version()
-        if prepared.layout == version:
+        prepared = self.prepared
+        if prepared.fields.layout == backend.layout_version():
             return
         for target in map(call.current, (*prepared.params, *prepared.outputs)):
             raise_problem(str(target.name), backend.ended_problem(target.field))
-        self.prepared = replace(
-            prepared, fields=FieldTable(call.labels), fused={}, replay=None, layout=version, intermediates={}
-        )
+        new = {"fields": FieldTable(call.labels), "fused": KernelTable(), "replay": None, "sparse": SparseChoices()}
+        self.prepared = replace(prepared, **new)
 
     def _follow_constants(self, call: KernelCall) -> None:
         """Build kernels again after a Python number that is a parameter, or its owner, was replaced."""
@@ -150,7 +150,7 @@ class Plan:
         now = [call.current(target) if target.variable is not None else target for target in prepared.params]
         if any(target.held != before.held for target, before in zip(now, prepared.params, strict=True)):
             question = replace(prepared.question, params=now)
-            self.prepared = replace(prepared, question=question, fused={}, replay=None, is_checked=False)
+            self.prepared = replace(prepared, question=question, fused=KernelTable(), replay=None, is_checked=False)
 
 
 def prepare(
@@ -323,11 +323,11 @@ class Jacobian:
 
     def explain(self) -> str:
         """The decisions for each kernel as text, after the first call: storage and size of tangents, cost by line."""
-        prepared = self._prepared
-        reason = prepared.dense_reason
+        prepared, sparse = self._prepared, self._prepared.sparse
+        reason = sparse.dense_reason
         first = [f"J is computed dense, and its zeros are left out, because of this:\n{reason}"] if reason else []
-        if prepared.energy_intermediates and not reason:
-            names = ", ".join(str(prepared.fields.infos[key].name) for key in prepared.energy_intermediates)
+        if sparse.of_energy and not reason:
+            names = ", ".join(str(prepared.fields.infos[key].name) for key in sparse.of_energy)
             first = [f"two runs, since the energy is computed from {names}"]
         first += [prepared.mode] if prepared.mode else []
         first += [f"reverse mode: {prepared.reverse.report}"] if prepared.reverse and prepared.reverse.report else []

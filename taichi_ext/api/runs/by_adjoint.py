@@ -183,9 +183,7 @@ class HessianForm(DenseForm):
                 prepared.mode = f"forward over reverse, up to {MOST_DIRECTIONS} columns of H in a run: {error}"
                 prepared.fused.clear()
                 assert evaluation.state is not None
-                evaluation.state.reason = f"The run has to begin again, because {error}"
-                evaluation.state.advice = "Compute it in a kernel."
-                evaluation.restore()
+                evaluation.restore(f"The run has to begin again, because {error}", "Compute it in a kernel.")
         assert isinstance(subject, EnergyGradient)
         products = energy_products(evaluation, np.eye(layout.count), prepared.question.options.chunk_size)
         if products is None:

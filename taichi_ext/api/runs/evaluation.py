@@ -34,7 +34,7 @@ from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import ColumnBlock, JacobianKernel
 from taichi_ext.program.keys import Key
 from taichi_ext.runtime.launching.pipeline import Pipeline
-from taichi_ext.runtime.launching.session import KernelTable, Session
+from taichi_ext.runtime.launching.session import Session
 from taichi_ext.runtime.launching.tangents import DenseRows, Request, Restart
 from taichi_ext.runtime.launching.trace import Trace
 from taichi_ext.runtime.memory.shadows import OverBudgetError, available_memory
@@ -219,10 +219,10 @@ class Evaluation:
         """What keeps all that a run changes; numbers of Python are changed by pipelines alone."""
         return State(PythonNumbers(self.call.function, self.call.args) if self.call.kernel is None else None)
 
-    def restore(self) -> None:
-        """Put everything back as it was before the run."""
+    def restore(self, reason: str = "", advice: str = "") -> None:
+        """Put everything back as it was before the run: why there is another one, and how to avoid it."""
         self.state = self.state or State()  # of one kernel, which has not been launched
-        self.state.restore()
+        self.state.restore(reason, advice)
 
     def run(
         self,
@@ -279,7 +279,7 @@ class Evaluation:
         given = None if self.directions is None else self.directions[:, first : first + count]
         if given is not None and given.shape[1] < count:
             given = np.pad(given, ((0, 0), (0, count - given.shape[1])))
-        blocks, intermediates = max(1, -(-total // count)), self.prepared.energy_intermediates
+        blocks, intermediates = max(1, -(-total // count)), self.prepared.sparse.of_energy
         request = self.request(
             ColumnBlock(count, first if given is None else 0, blocks > 1 and given is None),
             directions=given,
@@ -292,8 +292,8 @@ class Evaluation:
                 self.layout, is_product=given is not None, intermediates=target.composed(intermediates)
             ),
         )
-        kernels = KernelTable(self.prepared.fused, blocks)
-        return Session(request, self.prepared.fields, kernels, target, is_direct=is_direct)
+        self.prepared.fused.allow(blocks)
+        return Session(request, self.prepared.fields, self.prepared.fused, target, is_direct=is_direct)
 
     def request(self, block: ColumnBlock, **options: Any) -> Request:
         """What one run computes; ``options`` are other attributes of the request."""

@@ -18,7 +18,7 @@ from taichi_ext.api.runs.arbiter import ArrayStores
 from taichi_ext.cached import Bounded
 from taichi_ext.launches import GRADIENT, FirstOrderArray, JacobianKernel
 from taichi_ext.program.keys import Key, SiteArray
-from taichi_ext.runtime.launching.session import is_repeatable
+from taichi_ext.runtime.launching.session import KernelTable, is_repeatable
 from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
 from taichi_ext.runtime.reverse.reverse import Reverse
 from taichi_ext.runtime.sparse.matrices import Arithmetic
@@ -167,14 +167,24 @@ class JacobianProblem:
         return self.result([[0] * len(self.params) for _ in rows])
 
 
+@dataclass
+class SparseChoices:
+    """How the entries of a sparse Jacobian are computed, as far as runs have shown what that takes."""
+
+    dense_reason: str = ""  # why rows of all columns are computed; empty if they are not
+    in_rows: set[int] = field(default_factory=set)  # parameters whose columns are held by rows
+    intermediates: dict[object, int] = field(default_factory=dict)  # sizes of fields whose entries are columns
+    of_energy: dict[object, int] = field(default_factory=dict)  # those that an energy is computed from
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)  # the patterns of products and sums of sparse matrices
+
+
 @dataclass(kw_only=True)
 class Prepared:
     """The state shared by all calls of one Jacobian, from all threads; it holds nothing of a single call."""
 
     question: JacobianProblem  # the quantity to compute
     fields: FieldTable  # the fields that the kernels use
-    fused: dict[Any, JacobianKernel] = field(default_factory=dict)  # the kernels with tangents
-    layout: int = 0  # the version of the layout of all fields that the kernels were built for
+    fused: KernelTable = field(default_factory=KernelTable)  # the kernels with tangents
     blocks: int = 1  # the least number of runs for all columns
     sizes_that_fit: dict[Hashable, bool] = field(default_factory=_KNOWN)  # shapes of arguments, in free memory
     judged: dict[Hashable, ArrayStores] = field(default_factory=_KNOWN)  # what an ``Arbiter`` has seen, by ``path``
@@ -182,11 +192,7 @@ class Prepared:
     is_checked: bool = False  # whether a run has shown that every parameter is read and every output written
     rules_seen: Hashable = None  # the version of the registry at the last check of its marks
     replay: Replay | None = None  # the fast path for a repeated launch, where there is one
-    dense_reason: str = ""  # why rows of all columns are computed although the result is sparse; empty if they are not
-    in_rows: set[int] = field(default_factory=set)  # parameters whose columns are held by rows, for sparse rows
-    intermediates: dict[object, int] = field(default_factory=dict)  # sizes of fields whose entries are columns
-    energy_intermediates: dict[object, int] = field(default_factory=dict)  # those that an energy is computed from
-    arithmetic: Arithmetic = field(default_factory=Arithmetic)  # the patterns of products and sums of sparse matrices
+    sparse: SparseChoices = field(default_factory=SparseChoices)  # how entries are computed
     reverse: Reverse | None = None  # the kernels of reverse mode
     has_no_adjoint: str = ""  # why rows are not computed by reverse mode; empty if they are
     rules_version: Hashable = None  # of the registry, with which that is known

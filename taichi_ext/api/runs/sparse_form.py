@@ -74,29 +74,28 @@ class SparseForm(DenseForm):
 
     def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
         _device(evaluation)
-        prepared = evaluation.prepared
+        sparse = evaluation.prepared.sparse
         if evaluation.layout.passed:
-            prepared.dense_reason = "a number that the pipeline takes is a parameter"
-        while not prepared.dense_reason:
+            sparse.dense_reason = "a number that the pipeline takes is a parameter"
+        while not sparse.dense_reason:
             try:
                 return self._sparse_blocks(evaluation)
             except DenseRowsError as error:
                 reason = str(error)
                 intermediates = self._composed(evaluation, error)
-                prepared.energy_intermediates.update(intermediates)
+                sparse.of_energy.update(intermediates)
                 if not intermediates and not _put_in_rows(evaluation):
-                    prepared.dense_reason = reason
+                    sparse.dense_reason = reason
             except StoresFoundError:
                 evaluation.restore()
                 continue
             except OverBudgetError:
-                reason = prepared.dense_reason = (
+                reason = sparse.dense_reason = (
                     "tangents of fields between params and outputs do not fit into max_memory"
                 )
             if evaluation.state is not None:
-                evaluation.state.reason = f"The run has to begin again with dense tangents, because {reason}"
-                evaluation.state.advice = f"Leave out format={evaluation.prepared.format!r}."
-                evaluation.restore()
+                again = f"The run has to begin again with dense tangents, because {reason}"
+                evaluation.restore(again, f"Leave out format={evaluation.prepared.format!r}.")
         return self._dense_blocks(evaluation)
 
     def _composed(self, evaluation: Evaluation, error: DenseRowsError) -> Mapping[Any, int]:
@@ -104,12 +103,12 @@ class SparseForm(DenseForm):
         if self._projection is not None or not isinstance(error, IntermediatesError):
             return {}  # blocks of elements are those of intermediates, too
         params = {p.container for p in evaluation.layout.params}
-        is_known = error.sizes.keys() <= evaluation.prepared.energy_intermediates.keys()
+        is_known = error.sizes.keys() <= evaluation.prepared.sparse.of_energy.keys()
         return {} if is_known or error.sizes.keys() & params else error.sizes
 
     def _sparse_blocks(self, evaluation: Evaluation) -> list[list[object]]:
-        subject, layout, arithmetic = evaluation.subject, evaluation.layout, evaluation.prepared.arithmetic
-        intermediates = evaluation.prepared.energy_intermediates
+        subject, layout, arithmetic = evaluation.subject, evaluation.layout, evaluation.prepared.sparse.arithmetic
+        intermediates = evaluation.prepared.sparse.of_energy
         adjoints = _adjoints(evaluation, intermediates) if intermediates else None
         rows, target = _run(evaluation, self._projection, adjoints, is_again=adjoints is not None)
         is_symmetric = target.is_symmetric and not intermediates
@@ -130,7 +129,7 @@ class SparseForm(DenseForm):
         return blocks
 
     def _dense_blocks(self, evaluation: Evaluation) -> list[list[object]]:
-        reason = evaluation.prepared.dense_reason
+        reason = evaluation.prepared.sparse.dense_reason
         if self._projection is not None:
             raise UnsupportedError(
                 f"project={self._projection!r} needs an energy that is a sum of terms of few entries of the params: "
@@ -166,9 +165,8 @@ def _adjoints(evaluation: Evaluation, intermediates: Mapping[object, int]) -> En
     rows.add_adjoints(dict(zip(intermediates, np.split(subject.gradient, ends)[1:-1], strict=True)))
     subject.gradient[:first] = 0
     shadow.set_rows(slice(None), subject.gradient)
-    evaluation.state.reason = "The energy is computed from fields that kernels compute, which takes a second run"
-    evaluation.state.advice = f"Leave out format={evaluation.prepared.format!r}."
-    evaluation.restore()
+    again = "The energy is computed from fields that kernels compute, which takes a second run"
+    evaluation.restore(again, f"Leave out format={evaluation.prepared.format!r}.")
     return adjoints
 
 
@@ -186,12 +184,12 @@ def _of_params(block: Any, rows: SparseRows, layout: Layout, intermediates: Mapp
 
 def _put_in_rows(evaluation: Evaluation) -> bool:
     """Put the columns of small parameters into rows of tangents; False if they are too many, or are there already."""
-    prepared, sizes = evaluation.prepared, [p.size for p in evaluation.layout.params]
+    sparse, sizes = evaluation.prepared.sparse, [p.size for p in evaluation.layout.params]
     small = {n for n, size in enumerate(sizes) if size <= FEW_COLUMNS}
-    if small <= prepared.in_rows or sum(sizes[n] for n in small) > MOST_COLUMNS:
+    if small <= sparse.in_rows or sum(sizes[n] for n in small) > MOST_COLUMNS:
         return False
-    prepared.in_rows |= small
-    prepared.intermediates.clear()
+    sparse.in_rows |= small
+    sparse.intermediates.clear()
     return True
 
 
@@ -205,23 +203,21 @@ def _run(
     result = _repeated(evaluation, projection)
     if result is not None:
         return result
-    prepared, layout = evaluation.prepared, evaluation.layout
-    prepared.arithmetic.begin()
+    prepared, sparse, layout = evaluation.prepared, evaluation.prepared.sparse, evaluation.layout
+    sparse.arithmetic.begin()
     keys = [p.container for p in layout.params]
     sizes = layout.sizes
-    numbering = SparseColumns(
-        sizes, {keys[n] for n in prepared.in_rows}, {**prepared.intermediates, **prepared.energy_intermediates}
-    )
+    numbering = SparseColumns(sizes, {keys[n] for n in sparse.in_rows}, {**sparse.intermediates, **sparse.of_energy})
     containers = frozenset(container_key(output.key) for output in evaluation.subject.outputs(layout))
     containers |= {TERMS_GRADIENT} if adjoints is not None else set()
     apart = frozenset[Key]() if adjoints is None or is_again else adjoints.keys
-    rows = SparseRows(sizes, prepared.arithmetic, apart)
+    rows = SparseRows(sizes, sparse.arithmetic, apart)
     target = SparseEntries(numbering, containers, rows, projection, adjoints)
     try:
         session, _ = evaluation.run(target, 0, layout.count, is_repeated=bool(apart), is_again=is_again)
     finally:
-        prepared.in_rows |= {n for n, key in enumerate(keys) if key in target.numbering.in_rows}
-        prepared.intermediates.update(target.numbering.intermediates)
+        sparse.in_rows |= {n for n, key in enumerate(keys) if key in target.numbering.in_rows}
+        sparse.intermediates.update(target.numbering.intermediates)
     if _is_simple(evaluation) and all(o.target.kind == "field" for o in layout.outputs):
         prepared.replay = _replay(layout, target, session.tangents.shadows)
     return rows, target
@@ -238,12 +234,14 @@ def _repeated(evaluation: Evaluation, projection: str | None) -> tuple[SparseRow
     replay = prepared.replay
     if replay is None or not _is_simple(evaluation):
         return None
-    if projection is not None or prepared.energy_intermediates or (replay.gradient is not None) != subject.has_gradient:
+    if projection is not None or prepared.sparse.of_energy or (replay.gradient is not None) != subject.has_gradient:
         return None
     if not replay.is_current:
         return None
-    prepared.arithmetic.begin()
-    rows, gradient = replay.sparse(evaluation.call.full_args, SparseRows(replay.layout.sizes, prepared.arithmetic))
+    prepared.sparse.arithmetic.begin()
+    rows, gradient = replay.sparse(
+        evaluation.call.full_args, SparseRows(replay.layout.sizes, prepared.sparse.arithmetic)
+    )
     if gradient is not None:
         assert isinstance(subject, EnergyGradient)
         subject.gradient = gradient

@@ -15,6 +15,7 @@ import numpy as np
 
 from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
+from taichi_ext.cached import Bounded
 from taichi_ext.differentiate.facts.decisions import Role
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label
@@ -64,7 +65,7 @@ class _Bound(NamedTuple):
     """A call of a kernel with its arrays and numbers."""
 
     launch: Launch  # the call, with the tangents of containers
-    name: KernelName  # that of the kernel in the table of kernels
+    fused: JacobianKernel  # the kernel with tangents for it
     values: tuple[object, ...]  # its leaf arguments
     passed: Mapping[str, Sequence[Any]]  # the entries of leaf arguments with tangents, by name
     binding: Binding  # the arrays among the arguments
@@ -158,36 +159,25 @@ class Session:
             run: the pipeline run that numbers with tangents among the arguments belong to.
         """
         with backend.exclusive:
-            bound, trace = self._bound(kernel, args, run), self.request.restart.trace
-            fused = self._found(bound, check)
+            bound, trace = self._bound(kernel, args, check, run), self.request.restart.trace
             if trace is not None:
+                fused = bound.fused
                 if run is not None and run.has_numbers:
                     warn_of_captured(fused.kernel.captures, kernel, run)
                 stores = trace.launch(kernel, bound.values, fused.facts, bound.passed, self.tangents.along)
                 if self.clear(stores):  # roles are others now
-                    bound = self._bound(kernel, args, run)
-                    fused = self._found(bound, check)
-            return self._launched(fused, bound)
+                    bound = self._bound(kernel, args, check, run)
+            return self._launched(bound)
 
     def build(self, kernel: backend.Kernel, args: tuple[object, ...], check: Check) -> None:
         """Build the kernel with tangents for a launch as the first one of this run; ``check`` is called with it."""
         with backend.exclusive:
-            self._found(self._bound(kernel, args, None), check)
+            self._bound(kernel, args, check, None)
 
-    def _found(self, bound: _Bound, check: Check | None) -> JacobianKernel:
-        """The kernel with tangents for a call, built if there is none yet."""
-        launch, name, first = bound.launch, bound.name, self.request.block.first
-        fused = self._kernels.find(name, first, launch.roles)
-        if fused is None:
-            backend.materialize()  # fields that the pipeline has just made
-            fused = engine.fuse(launch, self.request.watch)
-            if check is not None:
-                check(fused, bound.binding.outer)
-            self._kernels.add(name, first, launch.roles, fused)
-        return fused
-
-    def _bound(self, kernel: backend.Kernel, args: tuple[object, ...], run: PipelineRun | None) -> _Bound:
-        """A call with its arrays and numbers, and the roles of containers now."""
+    def _bound(
+        self, kernel: backend.Kernel, args: tuple[object, ...], check: Check | None, run: PipelineRun | None
+    ) -> _Bound:
+        """A call with its arrays and numbers, the roles of containers now, and a kernel, built if there is none yet."""
         self.check_program()
         check_gradient_is_own(kernel)
         self.has_launched = True
@@ -221,7 +211,14 @@ class Session:
         shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
         features = backend.argument_features(kernel, args)
         name = (id(kernel), features, shapes, block.count, block.is_part, *variant, numbers.key)
-        return _Bound(launch, name, values, passed, binding)
+        fused = self._kernels.find(name, block.first, roles)
+        if fused is None:
+            backend.materialize()  # fields that the pipeline has just made
+            fused = engine.fuse(launch, request.watch)
+            if check is not None:
+                check(fused, binding.outer)
+            self._kernels.add(name, block.first, roles, fused)
+        return _Bound(launch, fused, values, passed, binding)
 
     def _has_dual_result(self, kernel: backend.Kernel) -> bool:
         """Whether Python gets the numbers that a kernel of a pipeline returns with their tangents."""
@@ -238,8 +235,8 @@ class Session:
         tangents = self.tangents
         return dual_like(value, iter(tangents.values(RETURN)) if tangents.are_known else repeat(UNKNOWN), run)
 
-    def _launched(self, fused: JacobianKernel, bound: _Bound) -> LaunchRecord:
-        tangents, outer, values = self.tangents, bound.binding.outer, bound.values
+    def _launched(self, bound: _Bound) -> LaunchRecord:
+        tangents, fused, outer, values = self.tangents, bound.fused, bound.binding.outer, bound.values
         tangents.first_order.accept(fused, outer)
         self._target.accept(fused, outer, tangents)
         check_overlaps(bound.binding.given, fused.facts.written)
@@ -377,25 +374,25 @@ MOST_KERNELS = 256  # kept for one prepared Jacobian, for each of its blocks of 
 KernelName = tuple[object, ...]  # what is known of a launch before its tangents are
 
 
-class KernelTable:
-    """The kernels of one session, in a table that is kept between sessions.
+class KernelTable(Bounded[Any, JacobianKernel]):
+    """The kernels of a prepared form, by their names, and the first column and the roles of their first launch."""
 
-    The key of a kernel is its name, and the first column and the roles of its first launch.
-    """
+    def __init__(self) -> None:
+        super().__init__(MOST_KERNELS)
 
-    def __init__(self, kept: dict[Any, JacobianKernel], blocks: int = 1) -> None:
-        self._kept = kept
-        self._most = MOST_KERNELS * blocks
+    def allow(self, blocks: int) -> None:
+        """Make room for the kernels of so many blocks of columns."""
+        self._most = max(self._most, MOST_KERNELS * blocks)
 
     def find(self, name: KernelName, first: int, roles: Mapping[Key, Role]) -> JacobianKernel | None:
         """A kernel that is valid for the block of columns from ``first`` on and for these roles."""
-        table, exact = self._kept, (*name, first, frozenset(roles.items()))
-        for key in itertools.chain((exact,), (key for key in list(table) if key[:-2] == name)):
-            fused = table.get(key)
+        exact = (*name, first, frozenset(roles.items()))
+        for key in itertools.chain((exact,), (key for key in list(self) if key[:-2] == name)):
+            fused = self.get(key)
             if fused is None:
                 continue
             if not is_current(fused):
-                del table[key]
+                del self[key]
             elif not fused.columns.has_block(first):
                 continue
             elif key[-1] == exact[-1] or fused.suits(roles):
@@ -404,9 +401,7 @@ class KernelTable:
 
     def add(self, name: KernelName, first: int, roles: Mapping[Key, Role], fused: JacobianKernel) -> None:
         """Keep a kernel; the oldest one is dropped if there are too many."""
-        if len(self._kept) >= self._most:
-            del self._kept[next(iter(self._kept))]
-        self._kept[(*name, first, frozenset(roles.items()))] = fused
+        self[(*name, first, frozenset(roles.items()))] = fused
 
 
 def is_current(fused: JacobianKernel) -> bool:

@@ -30,6 +30,7 @@ class FieldTable:
     """The fields used by kernels so far, by their placed components.
 
     Attributes:
+        layout: the version of the layout of all fields when the table was made.
         infos: the fields as containers.
         changes: the fields and names of arguments that kernels without tangents change, by kernel and types of
             arguments, with the kernel; None where they are not known.
@@ -37,6 +38,7 @@ class FieldTable:
 
     def __init__(self, labels: Labels) -> None:
         self._labels = labels
+        self.layout = backend.layout_version()
         self.infos: dict[Key, ContainerInfo] = {}
         self.changes: dict[object, tuple[object, list[Any] | None]] = {}
         self._parts: dict[Key, ContainerInfo] = {}  # components, by key

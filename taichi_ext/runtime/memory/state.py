@@ -122,8 +122,9 @@ class State:
                 f"it, and this cannot be undone for another run. Pass the array in args. {self.advice}"
             )
 
-    def restore(self) -> None:
-        """Put everything back as it was."""
+    def restore(self, reason: str = "", advice: str = "") -> None:
+        """Put everything back as it was, for another run: why there is one, and how to avoid it."""
+        self.reason, self.advice = reason or self.reason, advice or self.advice
         self.check_repetition()
         self.undo()
 

@@ -216,24 +216,12 @@ def _sorted(key: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _comes_together(order: np.ndarray, ends: np.ndarray, length: int) -> bool:
     """Whether groups of ``length`` entries come from contiguous numbers."""
-    if (len(ends) - 1) % length:
+    counts = np.diff(ends)
+    if len(counts) % length or (counts.reshape(-1, length) != counts[::length, None]).any():
         return False
-    step = PART // length * length
-    return all(
-        _part_comes_together(order, ends[first : first + step + 1], length) for first in range(0, len(ends) - 1, step)
-    )
-
-
-def _part_comes_together(order: np.ndarray, ends: np.ndarray, length: int) -> bool:
-    counts = np.diff(ends).reshape(-1, length)
-    if (counts != counts[:, :1]).any():
-        return False
-    starts = ends[:-1].reshape(-1, length)
-    for n in range(int(counts[:, 0].max(initial=0))):
-        places = order[starts[counts[:, 0] > n] + n]
-        if (places != places[:, :1] + np.arange(length)).any():
-            return False
-    return True
+    back = np.arange(len(counts), dtype=ends.dtype) % length  # from each entry to the first one of its group
+    before = np.arange(len(order)) - np.repeat(back * counts, counts)
+    return bool((order == order[before] + np.repeat(back, counts)).all())
 
 
 def kept_slots(sites: list[SiteSlots]) -> list[np.ndarray]:
