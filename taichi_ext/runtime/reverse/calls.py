@@ -206,12 +206,14 @@ class Calls:
         name = n, active
         plan = call.plans.get(name)
         if plan is None:
-            adjoint = kernel.adjoint(n, active, self._width) if active else None
-            results = [c for c in adjoint.active if c in forward.writes] if adjoint is not None else []
-            adjoint = adjoint if results else None
+            results = kernel.results(n, active)
+            adjoint = kernel.adjoint_of_state(n, active, self._width) if results else None
             moving = adjoint.active if adjoint is not None and kernel.columns else frozenset()
             recorded = None if adjoint is None else kernel.recorded(n, adjoint, self._width)
-            plan = call.plans[name] = StagePlan(kernel.forward(n, active=moving), adjoint, results, moving, recorded)
+            forward = kernel.forward(n, active=moving)
+            plan = call.plans[name] = StagePlan(forward, adjoint, results, active, moving, recorded)
+            if adjoint is not None:
+                _ = (recorded or adjoint).stage.kernel  # compiled now, so that errors come before the way back
         for c in plan.results:
             self._cells.activate(event.cell(c))
         return plan

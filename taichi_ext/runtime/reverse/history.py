@@ -96,6 +96,7 @@ class StagePlan:
         forward: the stage.
         adjoint: None if nothing in it has a derivative.
         results: containers with derivatives that it writes.
+        before: the containers that have derivatives before it.
         moving: containers with tangents, for second derivatives.
         recorded: the adjoint where values that the stage has computed are recorded; None if none are.
     """
@@ -103,6 +104,7 @@ class StagePlan:
     forward: StageKernel
     adjoint: AdjointKernel | None
     results: list[Container]
+    before: frozenset[Container]
     moving: frozenset[Container] = frozenset()
     recorded: AdjointKernel | None = None
 
@@ -127,8 +129,7 @@ class Step:
     @property
     def seen(self) -> frozenset[Container]:
         """What the stage reads that depends on parameters."""
-        adjoint = self.plan.adjoint
-        return frozenset() if adjoint is None else adjoint.before & self.plan.forward.reads
+        return self.plan.before & self.plan.forward.reads if self.plan.results else frozenset()
 
 
 @dataclass(eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -64,7 +65,7 @@ class StageKernel:
     """A stage as it is launched forward or back.
 
     Attributes:
-        kernel: takes the arguments of the user's kernel, then its own.
+        build: traces it; called when it is launched first.
         extra: its own arguments, in order.
         places: the entries that it reads and writes.
         reads: the containers of the user's kernel, and of numbers, of which it needs the entries.
@@ -73,13 +74,23 @@ class StageKernel:
         scratch: the sizes of that memory.
     """
 
-    kernel: Any
+    build: Callable[[], Any]
     extra: tuple[Container, ...]
     places: Places
     reads: frozenset[Container]
     writes: frozenset[Container]
     tangents: Mapping[Container, Any] = field(default_factory=dict)
     scratch: Mapping[Any, int] = field(default_factory=dict)
+
+    @cached_property
+    def kernel(self) -> Any:
+        """It takes the arguments of the user's kernel, then its own."""
+        return self.build()
+
+    @property
+    def is_built(self) -> bool:
+        """Whether it is compiled already."""
+        return "kernel" in vars(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,8 +184,8 @@ class StagedKernel:
         return (*dict.fromkeys(n.container for n in self.numbers), *self.staged.crossing.values())
 
     def texts(self) -> Iterator[str]:
-        yield from (stage.kernel.text for stage in list(self._forward.values()))
-        yield from (adjoint.stage.kernel.text for adjoint in dict.fromkeys(self._adjoints.values()))
+        adjoints = (adjoint.stage for adjoint in dict.fromkeys(self._adjoints.values()))
+        yield from (stage.kernel.text for stage in (*self._forward.values(), *adjoints) if stage.is_built)
 
     @cached_property
     def paths(self) -> Paths:
@@ -255,9 +266,7 @@ class StagedKernel:
                 body = with_stores(stage.recording.original, stage.recording.recorded, recorded)
             if not active:
                 body = self._scheduled(ir.mapped(body, lambda s: ir.with_nodes(s, self._folded)))
-            is_other = stage.recording is not None and not recorded  # another one is likely to be launched
-            is_lazy = is_other or (self.columns > 0 and not active)
-            made = self._compiled(f"{self.program.name}_{n}", body, [*recorded], active, is_lazy=is_lazy)
+            made = self._stage_kernel(f"{self.program.name}_{n}", body, [*recorded], active)
             reads = made.reads | (read_containers(stage.body) & set(self.own_containers))
             made = replace(made, reads=reads - stage.draws, writes=made.writes - stage.draws)
             self._forward[name] = made
@@ -295,7 +304,6 @@ class StagedKernel:
             stage = plain if plain.recording is None or not is_recorded else plain.recording
             body = stage.body
             facts = self._activity(body, active)
-            check_bits(self.program.body, self._activity(self.program.body, active))  # also by way of other stages
             activity = useful_activity(replace(self.program, body=body), facts)
             same = n, activity, width, is_guarded, is_recorded
             if same not in self._adjoints:  # what becomes active in the stage makes others alike
@@ -304,6 +312,23 @@ class StagedKernel:
                 self._adjoints[same] = replace(made, before=active)
             self._adjoints[name] = self._adjoints[same]
         return self._adjoints[name]
+
+    def results(self, n: int, active: frozenset[Container]) -> list[Container]:
+        """The containers with derivatives that a stage writes, if these have some before it."""
+        if not active:
+            return []
+        check_bits(self.program.body, self._activity(self.program.body, active))  # also by way of other stages
+        found = self._activity(self.staged.stages[n].body, active).containers
+        return [c for c in found if c in self.forward(n).writes]
+
+    def adjoint_of_state(self, n: int, active: frozenset[Container], width: int) -> AdjointKernel:
+        """The adjoint of a stage as it will be in later launches, where all that the kernel has changed is active."""
+        stage = self.staged.stages[n].body
+        state = self._activity(self.program.body, active).containers & read_containers(self.program.body)
+        later = active | (state & (read_containers(stage) | written_containers(stage)))
+        with contextlib.suppress(UnsupportedError):  # of what may not be active at any time
+            return self.adjoint(n, later, width)
+        return self.adjoint(n, active, width)
 
     def recorded(self, n: int, plain: AdjointKernel, width: int) -> AdjointKernel | None:
         """The same adjoint where the stage has stored values for it; None where that does not pay."""
@@ -339,8 +364,7 @@ class StagedKernel:
         extra += recorded
         moving = {*extra, *activity.containers} - {tape.integers, tape.status} if self.columns else set[Container]()
         is_in_lanes = any(isinstance(s, ir.For) and s.is_function for s in body)
-        is_lazy = stage.recording is not None and not is_in_lanes  # another adjoint is likely to be launched
-        kernel = self._compiled(f"{self.program.name}_{n}_adjoint", body, extra, frozenset(moving), is_lazy=is_lazy)
+        kernel = self._stage_kernel(f"{self.program.name}_{n}_adjoint", body, extra, frozenset(moving))
         kernel = replace(kernel, reads=kernel.reads - stage.draws)
         by_container = {c: a.container for c, a in arrays.items()}
         used_tape = tape if uses_tape else None
@@ -376,14 +400,8 @@ class StagedKernel:
         body = ir.mapped(differentiated.program.body, lambda s: ir.with_nodes(s, written_out))
         return simplify(replace(differentiated.program, body=body)).body, differentiated
 
-    def _compiled(
-        self,
-        name: str,
-        body: ir.Body,
-        own: list[Container],
-        active: frozenset[Container] = frozenset(),
-        *,
-        is_lazy: bool = False,
+    def _stage_kernel(
+        self, name: str, body: ir.Body, own: list[Container], active: frozenset[Container] = frozenset()
     ) -> StageKernel:
         reads, writes = read_containers(body), written_containers(body)
         extra = (*own, *(c for c in self.own_containers if c in reads | writes))
@@ -405,17 +423,20 @@ class StagedKernel:
             returns=(),
             containers=(*self.program.containers, *extra),
         )
-        with backend.deep_recursion(self.kernel):
-            emitted = build(from_below_zero(program, self.extents, is_host=backend.is_host_arch()))
-            features = tuple(backend.array_feature(backend.named_type(c.dtype.name)) for c in extra)
-            args = tuple(reference() for reference in self.references)
-            kernel = engine.compiled(self.kernel, args, emitted, features)
-            kernel.return_type = None
-            kernel.uses = self.uses
-            if not is_lazy:
+
+        def build_kernel() -> Any:
+            with backend.deep_recursion(self.kernel):
+                emitted = build(from_below_zero(program, self.extents, is_host=backend.is_host_arch()))
+                features = tuple(backend.array_feature(backend.named_type(c.dtype.name)) for c in extra)
+                args = tuple(reference() for reference in self.references)
+                kernel = engine.compiled(self.kernel, args, emitted, features)
+                kernel.return_type = None
+                kernel.uses = self.uses
                 kernel.compile()
+                return kernel
+
         known = frozenset((*self.program.containers, *self.own_containers))
-        return StageKernel(kernel, extra, places, known & (reads | visited), known & writes, tangents, scratch)
+        return StageKernel(build_kernel, extra, places, known & (reads | visited), known & writes, tangents, scratch)
 
     def _visited(self, body: ir.Body) -> set[Container]:
         """The fields whose active cells decide which iterations run."""
