@@ -34,5 +34,4 @@ from taichi_ext.launches.launch import (
     SparseTarget,
     check_buffers,
     container_key,
-    rows_of,
 )

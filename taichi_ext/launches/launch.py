@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,12 +38,6 @@ class ContainerInfo:
         for s in (*self.shape, *self.element_shape):
             n *= s
         return n
-
-
-def rows_of(key: Key, info: ContainerInfo) -> slice:
-    """The rows of a container's tangents that belong to a parameter or output in it."""
-    component = key.component if isinstance(key, FieldKey) else None
-    return slice(None) if component is None else slice(component, None, math.prod(info.element_shape))
 
 
 @dataclass(frozen=True)

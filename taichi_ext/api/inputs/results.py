@@ -12,7 +12,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target, flatten
 from taichi_ext.errors import InvalidArgumentError, raise_problem, unexpected
-from taichi_ext.launches import FieldKey, NumberArgument, NumberColumns, PipelineArgument, rows_of
+from taichi_ext.launches import FieldKey, NumberArgument, NumberColumns, PipelineArgument
 from taichi_ext.program.keys import RETURN, Key
 from taichi_ext.record.variables import Variable
 from taichi_ext.runtime.launching.tangents import Placed
@@ -206,7 +206,8 @@ def _placed(call: KernelCall, fields: FieldTable, target: Target, arrays: list[G
         assert isinstance(info.key, FieldKey)
         whole, element = fields.infos[info.key.whole], math.prod(info.element_shape)
         shape = (*info.shape, *info.element_shape)
-        return Placed(target, info.key, shape, info.dtype, whole.size, rows_of(info.key, whole), element, first)
+        rows = slice(None) if info is whole else slice(info.key.component, None, math.prod(whole.element_shape))
+        return Placed(target, info.key, shape, info.dtype, whole.size, rows, element, first)
     value, annotation = call.value(target), call.annotation(target)
     key = view_of(value)
     info = array_info(key, target.name, value, backend.array_element_shape(value, annotation))

@@ -26,7 +26,7 @@ from taichi_ext.api.inputs.results import (
     lay_out,
 )
 from taichi_ext.api.runs.arbiter import Arbiter, ArrayStores
-from taichi_ext.api.runs.findings import RunLog, check_accesses, check_run, warn_of_alerts, warn_of_indices
+from taichi_ext.api.runs.findings import RunLog, check_accesses, check_run, warn_of_alerts
 from taichi_ext.api.runs.replay import Prepared, Replay, values_of
 from taichi_ext.api.runs.subject import RowSpace, Shapes
 from taichi_ext.cached import cached_property
@@ -88,7 +88,8 @@ class Evaluation:
 
     @cached_property
     def _log(self) -> RunLog:
-        return RunLog(of_zeros=self.subject.warns_of_zeros and self.layout.count > 0)
+        of_zeros = self.subject.warns_of_zeros and self.layout.count > 0
+        return RunLog(of_zeros=of_zeros, is_first=not self.prepared.is_checked)
 
     @cached_property
     def layout(self) -> Layout:
@@ -258,16 +259,15 @@ class Evaluation:
                 self._log.note_python_cuts(pipeline.cuts, first)
             session.check_program()
             self._warn_of_alerts()
-            self._log.note_params(session.accesses)
-            is_checked = self.prepared.is_checked
-            self._check_after_run(session)
+            shared, accesses = session.tangents.arrays.shared, session.accesses
+            accessed = shared(accesses.read), shared(accesses.written)
+            check_run(self.prepared, self.call, self.layout, accessed, has_launched=session.has_launched)
             rows = session.outputs()
             if first:
                 rows = [values[:, : total - first] for values in rows]
             if self.call.kernel is None and not is_repeated and first + count >= total:
                 self._judge(pipeline.cuts, is_dense=target.is_dense)
-            if not is_checked:
-                self._log.watch_cuts(self.layout, self.prepared.fused.values())
+            self._log.note_run(session, self.layout, self.prepared.fused.values())
             if given is None:
                 self._log.note_columns(rows, first, is_last=first + count >= total)
             self.subject.note_run(session, self.layout)
@@ -429,17 +429,6 @@ class Evaluation:
         if alerts:
             paths = [fused.facts.report.paths() for fused in self.prepared.fused.values()]
             warn_of_alerts(alerts, self.prepared.fields, self.layout, paths)
-
-    def _check_after_run(self, session: Session) -> None:
-        prepared, accesses, shared = self.prepared, session.accesses, session.tangents.arrays.shared
-        is_checked, kernels = prepared.is_checked, prepared.fused.values()
-        accessed = shared(accesses.read), shared(accesses.written)
-        check_run(prepared, self.call, self.layout, accessed, has_launched=session.has_launched)
-        if is_checked:
-            return
-        warn_of_indices(kernels)
-        both = zip(self.layout.outputs, session.request.outputs, strict=True)
-        self._log.record_independent_outputs((placed, session.tangents.is_fresh(output.key)) for placed, output in both)
 
 
 # J as dense arrays, in as few runs as memory allows.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import JacobianKernel
 from taichi_ext.program.keys import Key
 from taichi_ext.record.variables import python_reader
-from taichi_ext.runtime.launching.session import Accesses
+from taichi_ext.runtime.launching.session import Session
 from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.python.dual_numbers import ASKING, warn_at, warn_at_user
 from taichi_ext.runtime.python.run_record import RunRecord
@@ -70,13 +70,17 @@ def check_run(
 class RunLog:
     """Observations of the runs of one call, of some columns each; they hold for J if all runs agree.
 
+    Args:
+        of_zeros: whether to warn of an output whose Jacobian is zero; a gradient may be zero.
+        is_first: whether it is the first call of a prepared form.
+
     Attributes:
         runs: the number of runs of single blocks of columns so far.
     """
 
-    def __init__(self, *, of_zeros: bool) -> None:
+    def __init__(self, *, of_zeros: bool, is_first: bool) -> None:
         self.runs = 0
-        self._of_zeros = of_zeros  # whether to warn of an output whose Jacobian is zero; a gradient may be zero
+        self._of_zeros, self._is_first = of_zeros, is_first
         self._active: dict[int, Target] = {}  # outputs that might depend on the parameters
         self._layout: Layout | None = None  # of the first call, where paths are cut
         self.begin()
@@ -88,6 +92,7 @@ class RunLog:
         self._overwritten: dict[Key, object] = {}  # names of parameters that a run has overwritten before any read
         self._zero = dict(self._active)  # outputs whose columns were all zero so far
         self._python_cuts: dict[tuple[str, str, int], set[int]] = {}  # columns by operation, file and line
+        self._is_due = self._is_first  # whether the next run shows what does not depend on the columns
 
     def note_python_cuts(self, cuts: Mapping[tuple[str, str, int], Any], first: int) -> None:
         """Note where Python has taken something of numbers that has no derivative, in a run of columns from one on."""
@@ -108,24 +113,27 @@ class RunLog:
         self._record.begin()
         return self._record
 
-    def note_params(self, accesses: Accesses) -> None:
-        """Note which parameters of a run were overwritten before anything read them."""
-        names, overwritten = accesses.params, accesses.overwritten
+    def note_run(self, session: Session, layout: Layout, kernels: Collection[JacobianKernel]) -> None:
+        """Note which parameters a run has overwritten before anything read them.
+
+        After the first one warn of indices, and of outputs that depend on no parameter, and watch the others.
+        """
+        names, overwritten = session.accesses.params, session.accesses.overwritten
         self._kept |= names.keys() - overwritten
         self._overwritten |= {key: names[key] for key in overwritten}
-
-    def record_independent_outputs(self, outputs: Iterable[tuple[Placed, bool]]) -> None:
-        """Warn of outputs that depend on no parameter (the flag of each says so); watch the others from now on."""
-        for n, (output, is_fresh) in enumerate(outputs):
-            if 0 in output.shape:
-                continue
-            if is_fresh and self._of_zeros:
+        if not self._is_due:
+            return
+        self._is_due = False
+        warn_of_indices(kernels)
+        for n, (output, placed) in enumerate(zip(layout.outputs, session.request.outputs, strict=True)):
+            if self._of_zeros and 0 not in output.shape and session.tangents.is_fresh(placed.key):
                 warn_at_user(f"{output.target.name} does not depend on any of the params: its Jacobian is zero.")
-            else:
+            elif 0 not in output.shape:
                 self._active[n] = output.target
         self._zero = dict(self._active)
+        self._watch_cuts(layout, kernels)
 
-    def watch_cuts(self, layout: Layout, kernels: Iterable[JacobianKernel]) -> None:
+    def _watch_cuts(self, layout: Layout, kernels: Collection[JacobianKernel]) -> None:
         """Warn after the last run where J is zero for a parameter, or a component, since a path from it is cut."""
         all_facts = [fused.facts for fused in kernels]
         self._reports = [facts.report for facts in all_facts]

@@ -10,7 +10,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.launches import FieldKey, PipelineArgument, container_key, rows_of
+from taichi_ext.launches import FieldKey, PipelineArgument, container_key
 from taichi_ext.runtime.launching.pipeline import Root
 from taichi_ext.runtime.launching.session import (
     check_gradient_is_own,
@@ -73,17 +73,12 @@ class Forward(DualFollower):
             cell = self.cell_of(seed.key)
             self.cells.activate(cell)
             if request.directions is not None:
-                rows = self.rows_of(seed.key)
-                cell.dots.store(cell, rows, request.directions[seed.first : seed.first + seed.size])
+                cell.dots.store(cell, seed.inner, request.directions[seed.first : seed.first + seed.size])
 
     def cell_of(self, key: Any) -> Cell:
         """The cell of a parameter or output."""
         known = self.cells.find(key)
         return self.cells.of_field(self.table.infos[getattr(key, "whole", key)].obj) if known is None else known
-
-    def rows_of(self, key: Any) -> slice:
-        """The entries of its cell that belong to a parameter or output."""
-        return rows_of(key, self.table.infos[key.whole]) if isinstance(key, FieldKey) else slice(None)
 
     @property
     def may_lose(self) -> bool:

@@ -240,14 +240,14 @@ def _seed(forward: Forward, adjoints: CellAdjoints, cotangents: list[np.ndarray]
             cell, start, count = forward.returned
             adjoints.add(cell, slice(start, start + count), given)
         else:
-            adjoints.add(forward.cell_of(output.key), forward.rows_of(output.key), given)
+            adjoints.add(forward.cell_of(output.key), output.inner, given)
 
 
 def _gradient(forward: Forward, adjoints: CellAdjoints, found: np.ndarray) -> None:
     """Store the adjoints of the parameters, a row for each column of J, to zeros."""
     count = found.shape[1]
     for seed in forward.request.seeds:
-        cell, rows = forward.cell_of(seed.key), forward.rows_of(seed.key)
+        cell, rows = forward.cell_of(seed.key), seed.inner
         if seed.size and adjoints.has(cell):
             found[seed.first : seed.first + seed.size] = adjoints.of(cell)[rows, :count]
     for column, number in adjoints.numbers.items():
