@@ -28,6 +28,7 @@ MARGIN = {"f64": 1e-6, "f32": 2e-5}
 LARGEST = {"f64": 1e6, "f32": 1e2}
 TOLERANCE = {"f64": 1e-8, "f32": 1e-3}
 POINTS = 2
+MOST_ROWS = 1 << 12
 # errors that the guide documents as invalid arguments; one view can be two of a kernel's arguments
 DOCUMENTED = ("is given twice among params", "is too little for the gradient")
 PER_START = 30  # programs in one Taichi program
@@ -236,6 +237,11 @@ def _check_jacobian(loaded: Loaded, points: list[tuple[dict[str, np.ndarray], Ex
     outputs = loaded.targets(program.outputs) or None
     tolerance = TOLERANCE[program.real]
     names = program.outputs or ("result",)
+    if (
+        program_check.OPTIONS.get("mode") == "reverse"
+        and sum(np.size(points[0][1].value[n]) for n in names) > MOST_ROWS
+    ):
+        raise RejectedError("so many rows of J take minutes by adjoints")
     plan = found = None
     calls = [(*point, None) for point in points]
     if program.more_options:

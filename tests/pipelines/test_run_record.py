@@ -12,7 +12,7 @@ from differences import outputs, scalars
 from kernel_texts import kernel_of, kernels_of
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import InvalidArgumentError, jacobian
+from taichi_ext import InvalidArgumentError, hessian, jacobian
 
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
@@ -171,6 +171,44 @@ def test_runs_that_do_the_same_do_not_raise(name, chunk_size):
     assert_array_equal(found[1][0], found[0][0])
     assert found[1][1] == found[0][1]
     assert found[0][0].any()
+
+
+def energy_of(scene, table, name):
+    """An energy of what a scene computes, for which Python passes on a number with a tangent: H takes products."""
+    e = outputs()
+    sum_up = kernel_of("for i in scene.y: e[None] += a * scene.y[i] ** 2", "a: ti.f64", scene=scene, e=e)
+
+    def run(array, out):
+        e[None] = 0.0
+        table[name](scene)
+        sum_up(scene.y[0])
+
+    return run, e
+
+
+@pytest.mark.mostly_sweep("number", "array in place")
+@pytest.mark.parametrize("name", [*DIFFERENT][:-3])  # the next ones see the arbiter's runs, or have no adjoint
+def test_runs_for_columns_of_a_hessian_that_differ_raise(name):
+    scene = Scene()
+    run, e = energy_of(scene, DIFFERENT, name)
+    state = scene.y.to_numpy()
+    with pytest.raises(InvalidArgumentError, match="Python's state differs between them"):
+        hessian(run, scene.x, e, args=(scene.array, scene.out), chunk_size=1)
+    assert_array_equal(scene.y.to_numpy(), state)
+
+
+@pytest.mark.mostly_sweep("constants", "uninitialised memory")
+@pytest.mark.parametrize("name", ALIKE)
+def test_runs_for_columns_of_a_hessian_that_do_the_same_do_not_raise(name):
+    found = []
+    for size in (None, 1):
+        scene = Scene()
+        random.seed(1)
+        np.random.seed(1)
+        run, e = energy_of(scene, ALIKE, name)
+        found.append(hessian(run, scene.x, e, args=(scene.array, scene.out), chunk_size=size))
+    assert_allclose(found[1], found[0], rtol=1e-12)
+    assert found[0].any()
 
 
 def test_runs_for_a_limit_on_memory_are_compared():

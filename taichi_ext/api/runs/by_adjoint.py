@@ -22,12 +22,13 @@ from taichi_ext.differentiate.plan.report import BACKWARDS, INPUTS
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import ColumnBlock, JacobianKernel
 from taichi_ext.program.keys import RETURN, Key
-from taichi_ext.runtime.launching.tangents import DenseRows, PassedNumberError
+from taichi_ext.runtime.launching.tangents import DenseRows, PassedNumberError, Restart
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import check_dense
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
 from taichi_ext.runtime.python.dual_numbers import saying_once, warn_at_user
 from taichi_ext.runtime.python.reached import reachable
+from taichi_ext.runtime.python.run_record import RunRecord
 from taichi_ext.runtime.reverse.forward import Forward
 from taichi_ext.runtime.reverse.reverse import CotangentProducts, Reverse
 
@@ -213,12 +214,13 @@ def energy_products(
     width = equal_parts(total, min(most or MOST_DIRECTIONS, MOST_DIRECTIONS))
     plain = replace(evaluation, subject=RowSpace(warns_of_zeros=False), state=evaluation.given_state)
     start = evaluation.new_state() if total > width else State()
+    record = RunRecord() if evaluation.call.kernel is None and total > width else None
     for first in range(0, total, width):
         start.undo()
         block = directions[:, first : first + width]
         padded = np.pad(block, ((0, 0), (0, width - block.shape[1])))
         with plain.whole():
-            both = _value_and_products(plain, subject.moved(padded), restores=first + width < total)
+            both = _value_and_products(plain, subject.moved(padded), restores=first + width < total, record=record)
         evaluation.returned = plain.returned
         if both is None:
             return None
@@ -253,7 +255,11 @@ def value_and_row(evaluation: Evaluation) -> tuple[Any, np.ndarray]:
 
 
 def _value_and_products(
-    evaluation: Evaluation, directions: np.ndarray | None = None, *, restores: bool = False
+    evaluation: Evaluation,
+    directions: np.ndarray | None = None,
+    *,
+    restores: bool = False,
+    record: RunRecord | None = None,
 ) -> tuple[Any, CotangentProducts] | None:
     """The only output, and its gradient, differentiated along directions."""
     prepared, call = evaluation.prepared, evaluation.call
@@ -265,7 +271,7 @@ def _value_and_products(
 
     ones = [np.ones((1, 1), dtype) for _, dtype in evaluation.output_shapes()]
     after = keep if is_restored else None
-    products = _products(evaluation, ones, restores=is_restored, after=after, directions=directions)
+    products = _products(evaluation, ones, restores=is_restored, after=after, directions=directions, record=record)
     if products is None:
         return None
     if not values or evaluation.layout.outputs[0].target.kind == "return":
@@ -305,8 +311,9 @@ def _products(
     after: Callable[[Forward], None] | None = None,
     directions: np.ndarray | None = None,
     most: int | None = None,
+    record: RunRecord | None = None,
 ) -> CotangentProducts | None:
-    """See ``rows_by_adjoint``."""
+    """See ``rows_by_adjoint``; ``record`` is that of several runs, which must agree."""
     prepared, layout = evaluation.prepared, evaluation.layout
     if prepared.stores_to_arrays and not prepared.has_no_adjoint:
         prepared.has_no_adjoint = (
@@ -332,10 +339,13 @@ def _products(
     cotangents = [np.asarray(c, np.result_type(c.dtype, o.result_dtype)) for c, o in both]
 
     def product(check: Callable[[Forward], None] | None) -> CotangentProducts:
+        compared = None if check is _stop else record  # other params are passed on there
+        if compared is not None:
+            compared.begin()
         with backend.suspend_following(), evaluation.whole(), saying_once(evaluation.said), _bar_of(evaluation) as bar:
             return reverse.vjp(
                 evaluation.what,
-                request,
+                replace(request, restart=Restart(record=compared)),
                 cotangents,
                 max_memory=memory,
                 advance=bar,
@@ -358,7 +368,15 @@ def _products(
             evaluation.judge_along()
             start.undo()
         evaluation.note_judged()
-        return _products(evaluation, cotangents, restores=restores, after=after, directions=directions, most=most)
+        return _products(
+            evaluation,
+            cotangents,
+            restores=restores,
+            after=after,
+            directions=directions,
+            most=most,
+            record=record,
+        )
     except UnsupportedError as error:
         prepared.has_no_adjoint = str(error)
         return None

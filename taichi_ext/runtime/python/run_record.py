@@ -27,9 +27,9 @@ from taichi_ext.runtime.python.dual_numbers import (
 )
 
 _DIFFERENT = (
-    "The call takes several runs (chunk_size=, tangents that do not fit into max_memory, or a sparse Hessian of an "
-    "energy of fields that kernels compute), and Python's state differs between them: a later run {}. Prepare "
-    "changing objects before the call, or compute all columns in one run (a larger max_memory=)."
+    "The call takes several runs (chunk_size=, tangents that do not fit into max_memory, a Hessian), and Python's "
+    "state differs between them: a later run {}. Prepare changing objects before the call, or compute all columns in "
+    "one run (a larger max_memory=)."
 )
 _ROUNDING = 1e-5  # relative difference between runs of parallel sums, and of numbers computed from them
 

@@ -55,6 +55,7 @@ class Forward(DualFollower):
         self.passed: list[float] | None = None if known is None else []
         self._known, self._kernels_before = known or frozenset(), backend.kernels_made()
         self.request, self.schedule, self.width = request, schedule, width
+        self._record = request.restart.record
         self.cells, self.log = schedule.cells, schedule.log
         self.table = self.cells.table
         self.returned: tuple[Cell, int, int] | None = None
@@ -112,6 +113,8 @@ class Forward(DualFollower):
         self._has_reads |= bool(run.passed)
         self.cells.remember()
         result = self.follow(run, self._calls.parameter)
+        if self._record is not None:
+            self._record.end()
         self.read |= {PipelineArgument(name) for name in self._numbers.passed}
         check_same_program(self._program)
         self._follow_arrays()
@@ -130,6 +133,8 @@ class Forward(DualFollower):
             check_same_program(self._program)
             if self.passed is not None:
                 self._note_launch(kernel, args)
+            if self._record is not None:
+                self._record.launch(kernel, args)
             if backend.is_library_kernel(kernel) and self.runs_plainly_here(kernel, args, self._deactivate):
                 return None
             if self.cells.regions:
@@ -176,6 +181,9 @@ class Forward(DualFollower):
     def _launched(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> LaunchEvent:
         check_gradient_is_own(kernel)
         event = self._calls.repeated(kernel, args) or self._first_launched(kernel, args)
+        if self._record is not None:
+            read = {c.name for c in event.call.kernel.accessed[0] if c.is_argument}
+            self._record.arrays(kernel, read, backend.leaf_values(kernel, args))
         self.schedule.begin()
         self.schedule.add(event)
         event.again(self.log)
@@ -255,6 +263,8 @@ class Forward(DualFollower):
         """Python is about to assign to a field or array, or through a host accessor of a matrix field."""
         if isinstance(obj, backend.Field):  # kernels store to it, and are followed
             return
+        if self._record is not None:
+            self._record.store(obj, value)
         with backend.suspend_following():
             place = self._place(obj, ..., is_added=self.is_own(value))
             self._pending = None if place is None else (self._store([place[0]], None, lambda: None, place[1]), place[2])
@@ -307,6 +317,8 @@ class Forward(DualFollower):
 
     def host_read(self, obj: Any, index: object, value: object) -> object:
         """The value that Python reads, a number with its tangent."""
+        if self._record is not None:
+            self._record.note_read()
         if isinstance(obj, backend.Field):
             cell = self.cells.of_field(obj)
             self._has_reads |= self._roots.lost.read(cell.key, None) or cell.carries()
