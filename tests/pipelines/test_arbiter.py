@@ -747,6 +747,37 @@ def test_arguments_that_choose_another_path_in_a_later_call(scene, values, mode)
         plan(args=(values[1],))
 
 
+@pytest.mark.mostly_sweep("closure-forward", "self-reverse")
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+@pytest.mark.parametrize("where", ["closure", "self", "object"])
+def test_flags_outside_of_arguments_that_choose_another_path_later(scene, where, mode):
+    value = False
+
+    class Holder:
+        def __init__(self):
+            self.loses = False
+
+        def run(self):
+            lost_if(lambda number: 2.0 * number, scene, self.loses)
+
+    held = Holder()
+    run = {
+        "closure": lambda: lost_if(lambda number: 2.0 * number, scene, value),
+        "self": held.run,
+        "object": lambda: lost_if(lambda number: 2.0 * number, scene, held.loses),
+    }[where]
+    plan = Jacobian(run, scene.x, scene.s, mode=mode)
+    scene.reset()
+    with no_warnings():
+        plan()
+        plan()
+    value = held.loses = True
+    with pytest.warns(DerivativeWarning, match="without its derivative"):
+        plan()
+    with no_warnings():
+        plan()
+
+
 def test_fields_in_lists_of_new_objects_are_as_after_one_run(scene):
     parts = [scalars([1.0, 2.0]) for _ in range(4)]
     made = itertools.count()

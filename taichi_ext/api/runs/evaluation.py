@@ -40,9 +40,10 @@ from taichi_ext.runtime.launching.trace import Trace
 from taichi_ext.runtime.memory.shadows import OverBudgetError, available_memory
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import ASKING, Run, saying_once, warn_at_user
-from taichi_ext.runtime.python.reached import PythonNumbers
+from taichi_ext.runtime.python.reached import PythonNumbers, flags_of
 from taichi_ext.stages import Stages
 
+_MOST_PATHS = 8  # of one pipeline, from which on flags outside of its arguments do not count
 _EARLIER = (
     "Python stores numbers to entries of an array that they hold already, which was only found after the first {} "
     "columns of J: these count on the tangents of the entries. Use jacobian, or the same prepared form again."
@@ -379,14 +380,19 @@ class Evaluation:
         sized = (a for a in args if backend.is_array(a) or isinstance(a, backend.Field))
         return tuple(tuple(a.shape) for a in sized)
 
+    @cached_property
+    def _flags_before(self) -> Hashable:
+        return flags_of(self.call.function) if self.call.kernel is None else ()
+
     @property
     def path(self) -> Hashable:
         """What a pipeline does may depend on flags, words and functions, and with arrays on numbers and shapes."""
+        outside = self._flags_before if len(self.prepared.judged) < _MOST_PATHS else ()
         args = tuple(getattr(a, "__code__", a) for a in self.call.args)
         flags = tuple(a for a in args if isinstance(a, (bool, np.bool_, str, types.CodeType, type(None))))
         if not self.prepared.has_host_arrays:
-            return flags
-        return flags, self.sizes, tuple(a for a in args if isinstance(a, (int, np.integer)))
+            return flags, outside
+        return flags, outside, self.sizes, tuple(a for a in args if isinstance(a, (int, np.integer)))
 
     @property
     def is_judged(self) -> bool:

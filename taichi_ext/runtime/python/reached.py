@@ -39,6 +39,19 @@ def reachable_objects(function: object, args: object) -> Iterator[Any]:
     return _reached((args, function), set(), is_all=False)
 
 
+def flags_of(function: Any) -> tuple[object, ...]:
+    """Truth values, words and None that a function names in its closure, its module and attributes of objects there."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ()
+    named = [value for _, value in outside_names(getattr(function, "__func__", function))]
+    owners = [getattr(function, "__self__", None), *named]
+    spaces = [space for space in (getattr(owner, "__dict__", None) for owner in owners) if isinstance(space, dict)]
+    names = sorted(names_in_code(code)) if spaces else []
+    attributes = [space[name] for space in spaces for name in names if name in space]
+    return tuple(value for value in (*named, *attributes) if isinstance(value, (bool, str, type(None))))
+
+
 def reachable(function: object, args: object) -> Set[int]:
     """The identities of the objects among which ``reachable_arrays`` looks for arrays."""
     seen: set[int] = set()
