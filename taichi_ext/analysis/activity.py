@@ -69,7 +69,7 @@ def find_activity(
     return Activity(locals_, frozenset(m for m in names if isinstance(m, ir.Container)))
 
 
-def useful_activity(program: ir.Program, found: Activity) -> Activity:
+def useful_activity(program: ir.Program, activity: Activity) -> Activity:
     """The same without locals whose tangents reach nothing: they are only compared, rounded or stopped."""
     edges: list[tuple[ir.Memory, ir.Memory]] = []
     used: set[ir.Memory] = set()
@@ -81,7 +81,7 @@ def useful_activity(program: ir.Program, found: Activity) -> Activity:
                 pass
             case _:
                 used |= _sources(values_of(s))
-    return replace(found, locals=found.locals.intersection(reached(used, edges)))
+    return replace(activity, locals=activity.locals.intersection(reached(used, edges)))
 
 
 def returns_active(program: ir.Program, activity: Activity) -> bool:

@@ -87,14 +87,14 @@ def _first_bytes(fields: list[Any]) -> list[int]:
     origins, count = [[0] * len(f.shape) for f in scalars], len(scalars)
 
     @ti.kernel
-    def find(found: ti.types.ndarray(ti.u64, ndim=1)):  # type: ignore[valid-type]
+    def find(addresses: ti.types.ndarray(ti.u64, ndim=1)):  # type: ignore[valid-type]
         for n in ti.static(range(count)):
-            found[n] = ti.get_addr(scalars[n], origins[n])
+            addresses[n] = ti.get_addr(scalars[n], origins[n])
 
-    found = np.zeros(count, np.uint64)
-    find(found)
+    addresses = np.zeros(count, np.uint64)
+    find(addresses)
     scalars.clear()  # Taichi keeps the kernel
-    return [int(address) for address in found]
+    return [int(address) for address in addresses]
 
 
 # What kernels say while they run: a field of the package in which each alert has a row, of each Taichi program.

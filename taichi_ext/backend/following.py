@@ -289,10 +289,10 @@ def _reading(name: str, place: Callable[..., Place | None]) -> Callable[..., obj
     """A function that reads, and reports it."""
 
     def read(self: object, *args: object, **keywords: object) -> object:
-        found, follower = place(self, *args), _follower()
-        entry = None if found is None else found[0]
+        access, follower = place(self, *args), _follower()
+        entry = None if access is None else access[0]
         if follower is not None and type(entry) is not FieldEntry:
-            _check_inside(found)
+            _check_inside(access)
         try:
             value = entry.accessor.getter(*entry.index) if type(entry) is FieldEntry else None
         except TypeError:  # of an index, for which Taichi has words
@@ -300,39 +300,39 @@ def _reading(name: str, place: Callable[..., Place | None]) -> Callable[..., obj
         if value is None:
             value = _originals[name](self, *args, **keywords)
         if follower is None:
-            _note_unfollowed(found)
+            _note_unfollowed(access)
             return value
-        if found is None:
+        if access is None:
             if isinstance(self, ti.Field):
                 follower.note_field(self)
             return value
         with ending:
-            return follower.host_read(*found, value)
+            return follower.host_read(*access, value)
 
     return read
 
 
-def _check_inside(found: Any) -> None:
+def _check_inside(access: Any) -> None:
     """Raise for an index outside of an array, where Taichi would access other memory, and may end the process."""
-    if found is not None and found[1] is not ...:
+    if access is not None and access[1] is not ...:
         with ending, contextlib.suppress(TypeError):  # of an index, for which Taichi has words
-            rows_of_index(*found)
+            rows_of_index(*access)
 
 
-def _note_unfollowed(found: Place | None) -> None:
+def _note_unfollowed(access: Place | None) -> None:
     """Tell pipelines of a read by a thread that was started before."""
-    if found is not None and threading.get_ident() not in _followers:
+    if access is not None and threading.get_ident() not in _followers:
         for follower in list(_followers.values()):
             if follower is not None and type(follower) is not _Stray:
-                follower.host_read(*found, None)
+                follower.host_read(*access, None)
 
 
 def _writing(name: str, place: Callable[..., Place | None]) -> Callable[..., None]:
     """A function that stores its last argument, and reports it."""
 
     def write(self: object, *args: object, **keywords: object) -> None:
-        found, follower = place(self, *args), _follower()
-        if follower is None or found is None:
+        access, follower = place(self, *args), _follower()
+        if follower is None or access is None:
             if follower is not None and isinstance(self, ti.Field):
                 follower.note_field(self)
             _originals[name](self, *args, **keywords)
@@ -340,11 +340,11 @@ def _writing(name: str, place: Callable[..., Place | None]) -> Callable[..., Non
         value = [*args, *keywords.values()][-1]
         if isinstance(self, ti.ScalarField):
             follower.note_field(self)
-        entry = found[0]
+        entry = access[0]
         if type(entry) is FieldEntry:  # which is kept: arrays without dimensions, as indices, change in place
             entry.index = tuple(map(operator.index, entry.index))
         else:
-            _check_inside(found)
+            _check_inside(access)
         with ending:
             follower.before_host_write(entry, value)
             if type(entry) is FieldEntry:
@@ -355,7 +355,7 @@ def _writing(name: str, place: Callable[..., Place | None]) -> Callable[..., Non
             else:  # it launches kernels, which are followed
                 _originals[name](self, *args, **keywords)
                 return
-            follower.host_write(*found, value)
+            follower.host_write(*access, value)
 
     return write
 

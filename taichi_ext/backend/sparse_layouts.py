@@ -63,7 +63,7 @@ class _Node:
 
     def active(self) -> np.ndarray:
         """The indices of the cells that are active, one row for each."""
-        return _found(self._find, (self._rank, np.int32))[0]
+        return _active_rows(self._find, (self._rank, np.int32))[0]
 
     def deactivate(self, saved: np.ndarray, now: np.ndarray) -> None:
         """Deactivate cells that were not active; of lists, all those that are longer than they were."""
@@ -93,10 +93,10 @@ class _Fields:
         def find(
             cells: ti.types.ndarray(ti.i32, ndim=2),
             numbers: ti.types.ndarray(ti.i64, ndim=2),
-            found: ti.types.ndarray(ti.i32, ndim=1),
+            filled: ti.types.ndarray(ti.i32, ndim=1),
         ):
             for cell in ti.grouped(first):
-                place = ti.atomic_add(found[0], 1)
+                place = ti.atomic_add(filled[0], 1)
                 if place < cells.shape[0]:
                     for d in ti.static(range(rank)):
                         cells[place, d] = cell[d]
@@ -118,7 +118,7 @@ class _Fields:
 
     def read(self) -> _Held:
         """The contents of the active cells."""
-        return _Held(*_found(self._find, (self._rank, np.int32), (self._count, np.int64)))
+        return _Held(*_active_rows(self._find, (self._rank, np.int32), (self._count, np.int64)))
 
     def write(self, held: _Held) -> None:
         """Store to cells, which makes them active."""
@@ -130,7 +130,7 @@ class _Fields:
         self.write(_Held(cells, np.zeros((len(cells), self._count), np.int64)))
 
 
-def _found(find: Callable[..., None], *kinds: tuple[int, Any]) -> list[np.ndarray]:
+def _active_rows(find: Callable[..., None], *kinds: tuple[int, Any]) -> list[np.ndarray]:
     """Arrays of these widths and types, a row for each active cell; ``find`` writes as many as there is room for."""
     room, count = 1, np.zeros(1, np.int32)
     while True:

@@ -264,8 +264,8 @@ class _Subject:
     def _kernel(self, call: str, results: Sequence[int]) -> Any:
         """The kernel that makes a call at each point, and stores its results; it takes all arrays."""
         parameters = ", ".join(f"{name}: kind_{name}" for name in self._arrays)
-        parts = (f"        result{m}[i] = found{f'[{m}]' if self.is_tuple else ''}\n" for m in results)
-        lines = f"    for i in range({self.points}):\n        found = {call}\n"
+        parts = (f"        result{m}[i] = value{f'[{m}]' if self.is_tuple else ''}\n" for m in results)
+        lines = f"    for i in range({self.points}):\n        value = {call}\n"
         text = f"def kernel({parameters}):\n{lines}{''.join(parts)}"
         file = f"<check_rule {next(_numbers)}>"
         linecache.cache[file] = (len(text), None, text.splitlines(True), file)

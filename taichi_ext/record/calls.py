@@ -198,13 +198,13 @@ _FUNCTIONS: dict[str, Any] = {
 
 @lru_cache(maxsize=1024)
 def _rewritten(code: types.CodeType) -> types.CodeType:
-    found = definition(code)
-    if found is None:
+    source = definition(code)
+    if source is None:
         raise UnsupportedError(
             f"The Python function {code.co_name!r} is called in a kernel, and its source is not to be found, or has "
             f"several lambdas in one line. {_ADVICE}"
         )
-    node = copied(found)
+    node = copied(source)
     node.args.defaults, node.args.kw_defaults = [], [None] * len(node.args.kwonlyargs)
     if isinstance(node, ast.FunctionDef):
         node.decorator_list = []

@@ -153,13 +153,13 @@ class _Run:
     loops: dict[ir.Local, int] = field(default_factory=dict)
     visits: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     memo: dict[ir.Value, Any] = field(default_factory=dict)
-    found: dict[ir.Value, list[float]] = field(default_factory=lambda: defaultdict(list))
+    reads: dict[ir.Value, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def results(self, body: ir.Body) -> dict[ir.Value, list[float]]:
         """The numbers of each value that a statement outside of the slice reads of it."""
         with contextlib.suppress(_Jump):
             self._body(body)
-        return self.found
+        return self.reads
 
     def _body(self, body: ir.Body) -> None:
         for s in body:
@@ -186,7 +186,7 @@ class _Run:
             case _:
                 for value in ir.values_of(s):
                     if value.dtype.is_real and not self.slice_.isdisjoint(value.contents.locals):
-                        self.found[value].append(self._value(value))
+                        self.reads[value].append(self._value(value))
 
     def _loop(self, s: ir.While | ir.For) -> None:
         rounds: Iterable[tuple[int, ...]] = itertools.repeat((), _MOST_ROUNDS)

@@ -320,12 +320,12 @@ class Constants:
                 return self._namesake(other, variable, function, value)
         return value
 
-    def _namesake(self, meant: Variable, found: Variable, function: types.FunctionType, value: object) -> object:
+    def _namesake(self, meant: Variable, namesake: Variable, function: types.FunctionType, value: object) -> object:
         """The value of another variable of the same name: the parameter if it was imported from there, else its own."""
-        if found.read() is meant.read():
+        if namesake.read() is meant.read():
             same = self.namesakes.setdefault(meant.key, [])
-            if all(variable.key != found.key for variable in same):
-                same.append(found)
+            if all(variable.key != namesake.key for variable in same):
+                same.append(namesake)
             return self._parameter(meant, value)
         if meant.is_qualified:
             return value

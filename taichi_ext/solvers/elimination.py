@@ -161,7 +161,7 @@ def _kernel(ti: ModuleType) -> Callable[..., None]:
 
     @ti.kernel
     def add_terms(
-        found: numbers,
+        sums: numbers,
         left: numbers,
         right: numbers,
         lefts: integers,
@@ -188,7 +188,7 @@ def _kernel(ti: ModuleType) -> Callable[..., None]:
                         b += width
                 place = (slots[s, 2] * rows + part * group) * width
                 for j in range(group * width):
-                    found[place + j] = found[place + j] + sign * totals[j]  # += would be atomic, ten times as slow
+                    sums[place + j] = sums[place + j] + sign * totals[j]  # += would be atomic, ten times as slow
 
     return add_terms
 

@@ -201,7 +201,7 @@ def _dense(
     def columns(first: int) -> tuple[slice, list[np.ndarray]]:
         """A block of columns of J, from a separate run: for each output its rows."""
         end = min(first + width, total)
-        return slice(first, end), side_by_side(found for _, found in evaluation.column_blocks(width, first, end))
+        return slice(first, end), side_by_side(block for _, block in evaluation.column_blocks(width, first, end))
 
     def add(a: tuple[slice, list[np.ndarray]], b: tuple[slice, list[np.ndarray]]) -> None:
         """Add the products of two blocks of columns, some rows in each step."""

@@ -141,12 +141,12 @@ class ShardedProblem:
             error.best = None if self.best is None else self._shards.split(self.best)
             raise
 
-    def _point(self, x: np.ndarray, found: Sums) -> Point:
+    def _point(self, x: np.ndarray, sums: Sums) -> Point:
         def system() -> System:
-            JtJ, Jtr = self.charts.local_products(found.JtJ, found.gradient, x)
+            JtJ, Jtr = self.charts.local_products(sums.JtJ, sums.gradient, x)
             return NormalSystem(JtJ, Jtr) if self._layout is None else SparseSystem.of_products(JtJ, Jtr, self._layout)
 
-        return Point(x, found.cost, system, (None, None, found.residuals))
+        return Point(x, sums.cost, system, (None, None, sums.residuals))
 
     def close(self) -> None:
         """End the workers that were started for this problem."""
