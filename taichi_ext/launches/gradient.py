@@ -72,40 +72,25 @@ class KernelProgram:
     arrays: Mapping[Container, FirstOrder] = field(default_factory=dict)  # of tangents of the first order
     left_out: frozenset[Container] = frozenset()  # the containers whose tangents it does not keep
     mirrored: Container | None = None  # the gradient, if entries above the diagonal of its tangents are not needed
+    is_gradient: bool = False
+    adjoints: Container | None = None  # of the fields that the energy is computed from, if it computes some
+    ignored: frozenset[Container | Local] = frozenset()  # has tangents that nothing needs, such as the energy itself
+    unneeded: Container | None = None  # the gradient, if only its tangents are needed
 
     @property
     def infos(self) -> dict[Container, ContainerInfo]:
         """Of the arrays that it has besides those of the kernel."""
-        return {c: array.info for c, array in self.arrays.items()}
-
-    def seeds(self, seeds: DifferentiationRequest) -> DifferentiationRequest:
-        """The request for its tangents."""
-        return seeds
-
-    def completed(self, result: Differentiated) -> Differentiated:
-        """The program with tangents, as it is scheduled."""
-        return result
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradientProgram(KernelProgram):
-    """The program with tangents of the first order."""
-
-    adjoints: Container | None  # of the fields that the energy is computed from, if it computes some
-    ignored: frozenset[Container | Local]  # what has tangents that nothing needs, such as the energy itself
-    unneeded: Container | None  # the gradient, if only its tangents are needed
-
-    @property
-    def infos(self) -> dict[Container, ContainerInfo]:
-        infos = super().infos
+        infos = {c: array.info for c, array in self.arrays.items()}
         return infos if self.adjoints is None else infos | {self.adjoints: _info(ADJOINTS, self.adjoints, 0)}
 
     def seeds(self, seeds: DifferentiationRequest) -> DifferentiationRequest:
-        """The request, without tangents of the energy itself where nothing reads it."""
-        return replace(seeds, wants_return=False, ignored=self.ignored)
+        """The request for its tangents, without those of an energy where nothing reads it."""
+        return replace(seeds, wants_return=False, ignored=self.ignored) if self.is_gradient else seeds
 
     def completed(self, result: Differentiated) -> Differentiated:
-        """The program with tangents of the second order, of operations that Taichi has."""
+        """The program with tangents, as it is scheduled: those of the second order of operations that Taichi has."""
+        if not self.is_gradient:
+            return result
         body = mapped(result.program.body, lambda s: with_places(s, written_out))
         if self.unneeded is not None and self.unneeded not in read_containers(body):
             body = mapped(body, lambda s: () if isinstance(s, Store) and s.target.memory is self.unneeded else s)
@@ -139,10 +124,11 @@ def program_of(
     containers = (*differentiated.program.containers, *arrays, *([] if adjoints is None else [adjoints]))
     result = simplify(replace(differentiated.program, name=f"{program.name}_gradient", containers=containers))
     own = None if launch.is_repeated else next((c for c, a in arrays.items() if a.info.key == GRADIENT), None)
-    return GradientProgram(
+    return KernelProgram(
         result,
         arrays,
         left_out,
+        is_gradient=True,
         mirrored=own if target.is_mirrored and launch.block.count == target.columns else None,
         adjoints=adjoints,
         ignored=left_out | (frozenset() if launch.is_repeated else _needless(result, launch, energy, sums)),

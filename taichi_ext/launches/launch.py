@@ -75,6 +75,11 @@ class SparseTarget:
     columns: SparseColumns
     outputs: frozenset[Key]
 
+    @property
+    def variant(self) -> object:
+        """Equal for launches that can use the same kernel."""
+        return tuple(self.columns.ranges()), frozenset(self.columns.in_rows), self.outputs
+
 
 @dataclass(frozen=True)
 class EnergyTarget:

@@ -83,7 +83,8 @@ class Arbiter:
         self._precision = max(float(np.finfo(numpy_dtype(t)).eps) for t in dtypes)
         sizes = np.zeros(layout.count)  # of the steps
         for p in self._params:
-            sizes[p.columns] = _sizes(self._values(p).reshape(-1), self._is_dense(p))
+            is_dense = not isinstance(p.target.field, backend.Field) or backend.is_dense(p.target.field)
+            sizes[p.columns] = _sizes(self._values(p).reshape(-1), is_dense)
         sizes *= max(self._precision**_STEP, _LEAST_STEP)
         count = layout.count if directions is None else directions.shape[1]
         signs = np.random.default_rng(1).choice([-1.0, 1.0], count)
@@ -109,9 +110,6 @@ class Arbiter:
         if self._call.is_value(p.target):
             return np.array(value.to_numpy() if isinstance(value, backend.Matrix) else value, np.float64)
         return np.array(backend.as_numpy(backend.copy_of(value)))
-
-    def _is_dense(self, p: Placed) -> bool:
-        return not isinstance(p.target.field, backend.Field) or backend.is_dense(p.target.field)
 
     def may_find(self, *, has_all: bool) -> bool:
         """Whether there is anything to judge; ``has_all``: the run had tangents that say how all numbers move."""

@@ -290,7 +290,7 @@ class Evaluation:
             watch=self.watch,
             restart=restart or Restart(),
             energy=self.subject.energy(
-                self.layout, is_product=given is not None, intermediates=target.composed(intermediates)
+                self.layout, is_product=given is not None, intermediates=None if target.is_dense else intermediates
             ),
         )
         self.prepared.fused.allow(blocks)

@@ -111,7 +111,7 @@ class Accesses:
             container = container_key(key)
             if container not in stored or container in self.read or key in self.overwritten:
                 continue
-            if self._tangents.is_stored(key) and not self._tangents.values(key).any():
+            if self._tangents.carrier(key).shadow is not None and not self._tangents.values(key).any():
                 self.overwritten.add(key)
 
 
@@ -206,8 +206,9 @@ class Session:
             energy=tangents.first_order.target(names),
             is_repeated=self._target.is_dense and not self.is_direct,
         )
-        has_gradient = launch.energy is None or launch.energy.has_gradient
-        variant = self._target.variant(launch.sparse), tangents.first_order.carried(names), has_gradient
+        variant: list[object] = [launch.sparse and launch.sparse.variant]
+        if launch.energy is not None:
+            variant += [launch.energy.carried, launch.energy.has_gradient, launch.energy.has_whole_blocks]
         shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
         features = backend.argument_features(kernel, args)
         name = (id(kernel), features, shapes, block.count, block.is_part, *variant, numbers.key)
@@ -253,9 +254,12 @@ class Session:
             changes = tangents.changes
             return fused.launch(bound.launch.args, passed), passed, after, changes
 
-        result, passed, after, changes = self._target.run(
-            fused, lambda state: save_changed(state, fused, self.table, values), launch
-        )
+        def save(state: State) -> None:
+            save_changed(state, fused, self.table, values)
+            for array in fused.first_order:
+                state.save(tangents.first_order.array(array.name))
+
+        result, passed, after, changes = self._target.run(fused, save, launch)
         self._target.collect(fused, outer)
         for give_back in after:
             give_back()
@@ -290,7 +294,7 @@ class Session:
         for key in fused.shadows:
             is_covered = key in fused.facts.covered
             if isinstance(key, FirstOrderArray):
-                passed.append(tangents.first_order.array(fused, key, may_run_again=not self._target.is_dense))
+                passed.append(tangents.first_order.array(key))
             elif isinstance(key, LaunchArray):
                 passed.append(self._target.array(fused, key))
             elif key in outer:

@@ -86,15 +86,6 @@ class SparseEntries(DenseRows):
     def lacks(self, key: Key) -> bool:
         return key in self._left_out
 
-    def composed(self, intermediates: Mapping[Any, int]) -> Mapping[Any, int]:
-        return intermediates
-
-    def check_role(self, key: Key) -> None:
-        if isinstance(key, View):
-            known = {k for k in (*self.numbering.sizes, *self.outputs) if isinstance(k, View)}
-            is_shared = key not in known and any(other.overlaps(key) for other in known)
-            check_sparse(("two arrays share a part of their memory", is_shared))
-
     def _note_clear(self, key: Key) -> None:
         """Python is about to store to a parameter: its entries no longer are the columns from the start."""
         sizes, intermediates = self.numbering.sizes, self.numbering.intermediates
@@ -115,16 +106,15 @@ class SparseEntries(DenseRows):
 
     # --- launches
 
-    def variant(self, target: SparseTarget | None) -> object:
-        assert target is not None
-        ranges = tuple(target.columns.ranges())
-        return ranges, frozenset(target.columns.in_rows), target.outputs, self._projection is not None
-
     def block(self, block: ColumnBlock) -> ColumnBlock:
         return replace(block, count=self.numbering.width) if self.numbering.in_rows else block
 
     def of_launch(self, names: Mapping[Key, Key]) -> SparseTarget:
         numbering = self.numbering
+        known = {k for k in (*numbering.sizes, *self.outputs) if isinstance(k, View)}
+        others = [key for key in names if isinstance(key, View) and key not in known] if known else []
+        is_shared = any(other.overlaps(key) for other in known for key in others)
+        check_sparse(("two arrays share a part of their memory", is_shared))
         columns = SparseColumns(
             {names.get(key, key): size for key, size in numbering.sizes.items()},
             {names.get(key, key) for key in numbering.in_rows},

@@ -59,11 +59,10 @@ class DenseRows:
         return block
 
     def of_launch(self, names: Mapping[Key, Key]) -> SparseTarget | None:
-        """The columns and outputs of a sparse J by the keys of a launch; ``names`` are these by the keys of the run."""
-        return None
+        """The columns and outputs of a sparse J by the keys of a launch; ``names`` are these of arrays of the run.
 
-    def variant(self, target: SparseTarget | None) -> object:
-        """A key for this variant of a kernel, for the target of its launch."""
+        Raises for an array that cannot have tangents in addition to those kept in the target.
+        """
         return None
 
     def rows(self, key: Key) -> Any:
@@ -77,13 +76,6 @@ class DenseRows:
     def lacks(self, key: Key) -> bool:
         """Whether a container depends on params, and its tangents are not kept."""
         return False
-
-    def composed(self, intermediates: Mapping[Any, int]) -> Mapping[Any, int] | None:
-        """The fields that an energy is computed from and that get columns of their own; None if none may."""
-        return None
-
-    def check_role(self, key: Key) -> None:
-        """Raise for a container that cannot have tangents in addition to those kept in the target."""
 
     def accept(self, fused: JacobianKernel, outer: Mapping[Key, Key], tangents: Tangents) -> None:
         """Called before each launch of a kernel, with the kernel's facts."""
@@ -220,9 +212,6 @@ class Tangents:
         self.columns.changes += shadow.is_fresh
         shadow.set_rows(rows, tangent)
 
-    def is_stored(self, key: Key) -> bool:
-        return self.carrier(key).shadow is not None
-
     def is_fresh(self, key: Key) -> bool:
         """Whether nothing has been written to the tangents of an output."""
         rows = self._target.rows(container_key(key))
@@ -240,7 +229,6 @@ class Tangents:
 
     def role(self, key: Key) -> Role:
         """The tangents of a container when a kernel starts."""
-        self._target.check_role(key)
         return self.carrier(key).role(key)
 
     def clear(self, key: Key, rows: object) -> bool:
@@ -331,7 +319,6 @@ class FirstOrderTangents:
         self._carriers, self._arrays = carriers, arrays
         self._shadows: dict[GradientKey, Shadow] = {}
         self._outer: Mapping[Key, Key] = {}  # the keys of the run by those of the launch
-        self._before: dict[GradientKey, np.ndarray] = {}  # their values before the launch
 
     def gradient(self) -> np.ndarray | None:
         """The gradient; None if the energy depends on no parameter."""
@@ -394,26 +381,16 @@ class FirstOrderTangents:
     def accept(self, fused: JacobianKernel, outer: Mapping[Key, Key]) -> None:
         """Prepare for a launch; tangents of scratch memory are new in each launch."""
         self._outer = outer
-        self._before.clear()
         for array in fused.first_order:
             key = self.outer_key(array.info.key)
             if array.is_scratch or key not in self._carriers:
                 self._carriers[key] = Carrier(array.info.name, array.info.size, array.info.dtype)
-            if array.is_scratch:
-                self._shadows.pop(key, None)
+            if array.is_scratch or key not in self._shadows:
+                self._shadows[key] = _made(array)
 
-    def array(self, fused: JacobianKernel, name: FirstOrderArray, *, may_run_again: bool) -> Any:
-        """An array for a launch; if a kernel runs again, with its values before the first run."""
-        (array,) = (array for array in fused.first_order if array.name == name)
-        key = self.outer_key(array.info.key)
-        shadow = self._shadows.get(key)
-        if shadow is None:
-            shadow = self._shadows[key] = _made(array)
-        if key in self._before:
-            shadow.set_rows(slice(None), self._before[key])
-        elif may_run_again:
-            self._before[key] = shadow.to_numpy().copy()
-        return shadow.array
+    def array(self, name: FirstOrderArray) -> Any:
+        """An array for a launch."""
+        return self._shadows[self.outer_key(name.key)].array
 
     def note_written(self, fused: JacobianKernel) -> bool:
         """Note that a kernel has written to its first-order arrays; whether some of them were zero before."""
