@@ -13,7 +13,7 @@ import numpy as np
 from taichi_ext import host
 from taichi_ext.backend.field_memory import memory_of_field
 from taichi_ext.backend.kernels import is_scalar_type
-from taichi_ext.backend.lifetime import check_not_ended, ended_problem, is_field_alive
+from taichi_ext.backend.lifetime import InTree, check_not_ended, ended_problem, is_field_alive
 from taichi_ext.cached import kept_weakly
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.host import RUNTIME, Kernel, core, ndarray_type, primitive_types, ti
@@ -335,8 +335,10 @@ def _array_problem(annotation: Any, value: Any) -> str:
 
 
 def copy_of(obj: Any) -> Any:
-    """The values of a field or array, which has to exist."""
+    """The values of a field or array, or what an entry or part of a layout holds; it has to exist."""
     check_not_ended(obj)
+    if isinstance(obj, InTree):
+        return obj.copy()
     if is_torch_tensor(obj):
         return obj.detach().clone()
     if isinstance(obj, np.ndarray):
@@ -356,7 +358,9 @@ def as_numpy(value: Any) -> Any:
 def put_back(obj: Any, copy: Any) -> None:
     """Store values, such as those of ``copy_of`` or a NumPy array, to a field or array, which has to exist."""
     check_not_ended(obj)
-    if isinstance(obj, np.ndarray):
+    if isinstance(obj, InTree):
+        obj.put_back(copy)
+    elif isinstance(obj, np.ndarray):
         if obj.flags.writeable:  # others are only read
             obj[...] = copy
     elif is_torch_tensor(obj):

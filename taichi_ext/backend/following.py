@@ -49,19 +49,18 @@ class FieldEntry(InTree):
         """The part of the layout that the number lies in, where that is not dense."""
         return sparse_part(_node(self.accessor))
 
-    def read(self) -> object:
-        check_not_ended(self)
+    def copy(self) -> object:
         return self.accessor.getter(*self.index)
 
-    def write(self, value: object) -> None:
+    def put_back(self, copy: object) -> None:
         check_not_ended(self)
-        self.accessor.setter(value, *self.index)
+        self.accessor.setter(copy, *self.index)
 
 
 def storing(obj: Any, index: Any, number: object) -> Callable[[], None]:
     """Stores a number again, to an entry of a field or ti.ndarray: the index of a component may follow."""
     if isinstance(obj, FieldEntry):
-        return functools.partial(obj.write, number)
+        return functools.partial(obj.put_back, number)
     obj._initialize_host_accessor()
     return functools.partial(obj.host_accessor.setter, number, *map(int, obj._pad_key(index)))
 

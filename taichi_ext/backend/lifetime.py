@@ -126,10 +126,18 @@ def is_tree_alive(serial: int) -> bool:
 
 
 class InTree:
-    """Something of ours that reads and writes a part of a tree of fields."""
+    """Something of ours that reads and writes a part of a tree of fields, which exists."""
 
     __slots__ = ()
     tree_serial: int
+
+    def copy(self) -> Any:
+        """What it holds."""
+        raise NotImplementedError
+
+    def put_back(self, copy: Any) -> None:
+        """Store that again."""
+        raise NotImplementedError
 
 
 class Uses:

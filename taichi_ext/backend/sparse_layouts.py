@@ -6,12 +6,11 @@ clears the entries of all fields in it.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from taichi_ext.backend.lifetime import InTree, check_not_ended, known_of_layout, tree_serial
+from taichi_ext.backend.lifetime import InTree, known_of_layout, tree_serial
 from taichi_ext.backend.opaque import CoreNode
 from taichi_ext.host import Expr, all_types, core, ti
 
@@ -168,6 +167,9 @@ def _without(cells: np.ndarray, others: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(cells[~np.isin(numbers[: len(cells)], numbers[len(cells) :])])
 
 
+PartCopy = tuple[list[np.ndarray], list[_Held]]  # the active cells of each node, and the entries of fields
+
+
 class SparsePart(InTree):
     """The part below an outermost node that is not dense. Its kernels are made once."""
 
@@ -187,31 +189,20 @@ class SparsePart(InTree):
                     pending.append(child)
         self.fields = [_Fields(children) for children in places.values()]
 
-    def copy(self) -> "PartCopy":
+    def copy(self) -> PartCopy:
         """Copy the active cells and their contents."""
-        check_not_ended(self)
-        return PartCopy(self, [node.active() for node in self.nodes], [fields.read() for fields in self.fields])
+        return [node.active() for node in self.nodes], [fields.read() for fields in self.fields]
 
-
-@dataclass(frozen=True)
-class PartCopy:
-    """The active cells of each node of a part, and the entries of its fields."""
-
-    part: SparsePart
-    nodes: list[np.ndarray]
-    fields: list[_Held]
-
-    def put_back(self) -> None:
+    def put_back(self, copy: PartCopy) -> None:
         """Activate the same cells again, with their contents; others are not touched."""
-        check_not_ended(self.part)
-        for fields, held in zip(self.part.fields, self.fields, strict=True):
+        for fields, held in zip(self.fields, copy[1], strict=True):
             fields.clear(_without(fields.read().cells, held.cells))  # a bitmasked cell is read where it is not active
-        nodes = [(node, saved, node.active()) for node, saved in zip(self.part.nodes, self.nodes, strict=True)]
+        nodes = [(node, saved, node.active()) for node, saved in zip(self.nodes, copy[0], strict=True)]
         for node, saved, now in reversed(nodes):
             node.deactivate(saved, now)
         for node, saved, now in nodes:
             node.activate(_without(saved, now))
-        for fields, held in zip(self.part.fields, self.fields, strict=True):
+        for fields, held in zip(self.fields, copy[1], strict=True):
             fields.write(held)
 
 

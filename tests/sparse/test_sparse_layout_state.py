@@ -93,12 +93,12 @@ def test_cells_and_what_they_hold_are_put_back(trees):
     a, l, changes, state = trees
     before = state()
     assert len(before[0]) == 4, "a block without active bits is one of them"
-    copies = [storage_parts(field)[0].copy() for field in (a, l)]
+    copies = [(part, part.copy()) for part in (storage_parts(field)[0] for field in (a, l))]
     for change in changes:
         change()
         assert state() != before
-        for copy in copies:
-            copy.put_back()
+        for part, copy in copies:
+            part.put_back(copy)
         assert state() == before
 
 
@@ -108,9 +108,10 @@ def test_a_bit_that_was_not_set_reads_zero_again():
     ti.root.bitmasked(ti.i, 8).place(t)
     read = kernel_of("read(i: int) -> ti.f64: return t[i]", t=t)
     t[2] = 1.0
-    copy = storage_parts(t)[0].copy()
+    (part,) = storage_parts(t)
+    copy = part.copy()
     t[3] = 5.0
-    copy.put_back()
+    part.put_back(copy)
     assert read(2) == 1 and read(3) == 0
     assert active(t) == [(2, 1)]
 

@@ -93,11 +93,11 @@ class State:
             self._keep(part)
 
     def _keep(self, obj: object) -> None:
-        """Copy something, see ``copied``, the first time."""
+        """Copy something the first time."""
         name = _name(obj)
         if name not in self._log:
             with backend.suspend_following():
-                self._log[name] = obj, copied(obj)
+                self._log[name] = obj, backend.copy_of(obj)
 
     def _save_memory(self, array: Any) -> None:
         space, start, end = backend.memory_span(array)
@@ -147,7 +147,7 @@ class State:
         with backend.suspend_following():
             for name, (obj, _) in self._log.items():
                 if not backend.ended_problem(obj):
-                    other._log[name] = obj, copied(obj)
+                    other._log[name] = obj, backend.copy_of(obj)
         for space, saved in self._memory.items():
             memories = [(s, backend.memory_of(s.owner, s.start, s.copy.size)) for s in saved]
             other._memory[space] = [
@@ -166,7 +166,7 @@ class State:
         with backend.suspend_following():
             for obj, copy in reversed(self._log.values()):  # copies may overlap: the one saved first counts
                 if not backend.ended_problem(obj):
-                    put_back(obj, copy)
+                    backend.put_back(obj, copy)
         for stretch in (s for saved in self._memory.values() for s in saved):
             backend.set_memory(stretch.owner, stretch.start, stretch.copy)
             stretch.is_used = False
@@ -181,23 +181,6 @@ class State:
             yield
         finally:
             self._python = before
-
-
-def copied(obj: Any) -> Any:
-    """A copy of a dense field, a ``ti.ndarray``, an entry, or a part of the layout that is not dense."""
-    if isinstance(obj, backend.FieldEntry):
-        return obj.read()
-    return obj.copy() if isinstance(obj, backend.SparsePart) else backend.copy_of(obj)
-
-
-def put_back(obj: Any, copy: Any) -> None:
-    """Store a copy again."""
-    if isinstance(obj, backend.FieldEntry):
-        obj.write(copy)
-    elif isinstance(obj, backend.SparsePart):
-        copy.put_back()
-    else:
-        backend.put_back(obj, copy)
 
 
 def _name(obj: object) -> object:

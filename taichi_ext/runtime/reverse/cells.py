@@ -15,7 +15,7 @@ from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.runtime.memory.regions import Regions, View
 from taichi_ext.runtime.memory.shadows import numpy_dtype
-from taichi_ext.runtime.memory.state import State, copied, put_back
+from taichi_ext.runtime.memory.state import State
 
 Box = tuple[int, ...]  # the first indices of the entries of a field or array that are meant; () for all
 
@@ -98,7 +98,7 @@ class Copy:
         else:
             self.box = ()
             with backend.suspend_following():
-                self._parts = [copied(part) for part in _parts(cell.obj)]
+                self._parts = [backend.copy_of(part) for part in _parts(cell.obj)]
             self.nbytes = sum(map(_size, self._parts))
         if cell.dots is not None and cell.dots.has(cell):
             self._dots = cell.dots.of(cell)[self._rows()].copy()
@@ -118,7 +118,7 @@ class Copy:
             return
         with backend.suspend_following():
             for obj, copy in zip(_parts(self.cell.obj), self._parts, strict=True):
-                put_back(obj, copy)
+                backend.put_back(obj, copy)
 
 
 def _parts(obj: object) -> list[object]:
@@ -128,7 +128,7 @@ def _parts(obj: object) -> list[object]:
 def _size(part: Any) -> int:
     if hasattr(part, "nbytes"):
         return int(part.nbytes)
-    arrays = [*part.nodes, *(array for held in part.fields for array in held)]  # of a part that is not dense
+    arrays = [*part[0], *(array for held in part[1] for array in held)]  # of a part that is not dense
     return sum(int(array.nbytes) for array in arrays)
 
 
