@@ -11,6 +11,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target, flatten
+from taichi_ext.api.inputs.sparse_results import check_fit
 from taichi_ext.errors import InvalidArgumentError, raise_problem, unexpected
 from taichi_ext.launches import FieldKey, NumberArgument, NumberColumns, PipelineArgument
 from taichi_ext.program.keys import RETURN, Key
@@ -57,14 +58,9 @@ def check_out(leaves: Sequence[tuple[str, Any]], wanted: Sequence[tuple[tuple[in
         is_field = isinstance(target, backend.Field)
         raise_problem(place, backend.ended_problem(target) if is_field else _array_problem(target))
         given = backend.full_field_shape(target) if is_field else backend.full_shape(target)
-        if tuple(given) != tuple(shape):
-            raise InvalidArgumentError(f"{place} has shape {tuple(given)}; the Jacobian has {tuple(shape)}.")
         host = backend.host_values(target)
-        given_type = host.dtype if host is not None else backend.numpy_dtype_of(target)
-        if host is not None and not host.flags.writeable:
-            raise InvalidArgumentError(f"{place} is read-only; give an array that can be written.")
-        if given_type != dtype:
-            raise InvalidArgumentError(f"{place} has dtype {given_type}; the Jacobian has {dtype}.")
+        kind = host.dtype if host is not None else backend.numpy_dtype_of(target)
+        check_fit(place, host, (tuple(given), kind), (tuple(shape), dtype))
 
 
 def _array_problem(array: Any) -> str:

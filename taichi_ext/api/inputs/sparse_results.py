@@ -58,6 +58,15 @@ def _as_torch(matrix: Any, kind: str, device: Any) -> object:
 # --- out= -------------------------------------------------------------------------------------------------------------
 
 
+def check_fit(place: str, host: np.ndarray | None, given: tuple[Any, Any], wanted: tuple[Any, Any]) -> None:
+    """Raise for an array of another shape and type than the wanted ones, or memory that cannot be written."""
+    if host is not None and not host.flags.writeable:
+        raise InvalidArgumentError(f"{place} is read-only; give an array that can be written.")
+    for what, own, expected in zip(("shape", "dtype"), given, wanted, strict=True):
+        if own != expected:
+            raise InvalidArgumentError(f"{place} has {what} {own}; the Jacobian has {expected}.")
+
+
 def check_out(
     leaves: list[tuple[str, Any]], wanted: list[tuple[tuple[int, ...], np.dtype]]
 ) -> list[tuple[str, object]]:
@@ -72,12 +81,7 @@ def check_out(
             raise InvalidArgumentError(
                 f"out{path} is {shown(target)}; with format= expected a scipy.sparse.csr_array of the same pattern."
             )
-        if not target.data.flags.writeable:
-            raise InvalidArgumentError(f"out{path} is read-only; give an array that can be written.")
-        if tuple(target.shape) != shape:
-            raise InvalidArgumentError(f"out{path} has shape {tuple(target.shape)}; the Jacobian has {shape}.")
-        if target.dtype != dtype:
-            raise InvalidArgumentError(f"out{path} has dtype {target.dtype}; the Jacobian has {dtype}.")
+        check_fit(f"out{path}", target.data, (tuple(target.shape), target.dtype), (shape, dtype))
         numbers.append((path, target.data))
     return numbers
 

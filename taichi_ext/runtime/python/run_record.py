@@ -21,6 +21,7 @@ from taichi_ext.runtime.python.dual_numbers import (
     DualNumber,
     PipelineRun,
     is_dual,
+    matrix_of,
     plain_number,
     warn_at_user,
     warn_of_old_number,
@@ -235,8 +236,12 @@ def taken_out(
         if run is not None and duals and _can_carry(kernel, leaf, duals):
             run.passed.update(*(n.names for n in duals))
             tangents[leaf.name] = own
-        numbers = np.array([float(plain_number(n)) for n in entries]) if any(map(is_dual, entries)) else None
-        plain.append(value if numbers is None else _like(value, numbers))
+        if is_dual(value):
+            value = plain_number(value)
+        elif any(map(is_dual, entries)):
+            shape = np.shape(value.entries if isinstance(value, backend.Matrix) else np.array(value, object))
+            value = matrix_of(list(map(plain_number, entries)), shape)
+        plain.append(value)
     return backend.with_leaf_values(kernel, tuple(plain)), tuple(plain), tangents
 
 
@@ -285,11 +290,3 @@ def entries_of(value: object) -> list[Any]:
 def numbers_like(value: Any, numbers: Iterator[Any]) -> Any:
     """A number or nested tuples of numbers, with other numbers."""
     return tuple(numbers_like(part, numbers) for part in value) if isinstance(value, tuple) else next(numbers)
-
-
-def _like(value: object, numbers: np.ndarray) -> object:
-    """A number, vector, matrix or list of numbers of the shape of another."""
-    if is_dual(value):
-        return float(numbers[0])
-    shape = np.shape(value.entries if isinstance(value, backend.Matrix) else np.array(value, object))
-    return backend.Matrix(numbers.reshape(shape).tolist())
