@@ -124,8 +124,9 @@ class _Checks:
     def _taken(self, s: ir.For, bounds: list[tuple[Interval, Interval]], around: dict[Atom, Interval]) -> _Taken:
         """The numbers that the variables of a loop take, with those of loops around it."""
         atoms = loop_atoms(s)
-        is_whole = s.kind not in ("field", "grouped") or self.extents[s.domain[0]].is_full
-        if not bounds or len(bounds) != len(atoms) or not is_whole or leaves(s.body, kinds=("break",)):
+        if not bounds or len(bounds) != len(atoms) or leaves(s.body, kinds=("break",)):
+            return None  # of a node of the layout, no bounds are known
+        if s.kind in ("field", "grouped") and not self.extents[s.domain[0]].is_full:
             return None
         numbers = {a: (first[0], end[0] - 1) for a, (first, end) in zip(atoms, bounds, strict=True)}
         is_known = all(first[0] == first[1] and end[0] == end[1] for first, end in bounds)
