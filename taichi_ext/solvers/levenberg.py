@@ -195,7 +195,8 @@ class _Minimisation:
             change = trial.change if trial.better else min(trial.change, 0.0)
             ratio = trial.change / step.predicted if step.predicted else 0.0
             point, moved = here.point, _length(step.vector)
-            if not self.history.add(point.x, point.cost, change, here.slope, moved, ratio, radius):
+            is_over = self.history.add(point.x, point.cost, change, here.slope, moved, ratio, radius)
+            if not is_over:
                 is_known = is_moved or (is_first and not step.damping)
                 reason = self._small(before, step, trial, norms, radius, is_moved=is_known)
                 if reason is not None:

@@ -283,7 +283,7 @@ class TestLeastSquares:
         result = least_squares(fit.kernel, fit.params, fit.r, max_nfev=most)
         assert len(result.history) == result.nfev == most
 
-    @pytest.mark.mostly_sweep("trf")
+    @pytest.mark.mostly_sweep("lm")
     @pytest.mark.parametrize("method", ["lm", "trf"])
     def test_the_best_point_stays(self, fit, method):
         """After the callback's end, and after its exception, the fields hold the best point, run once."""
