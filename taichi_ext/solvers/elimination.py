@@ -379,13 +379,13 @@ class SparseSystem:
         right, places, layout = -self.gradient, self._layout.places, self._layout
         if fixed.any():
             right -= self.JtJ @ fixed
-        sparse, matrix = require_scipy("sparse", "format='csr'"), dict(self._matrix)
+        matrix = dict(self._matrix)
         for n, (place, width) in enumerate(zip(places, layout.widths, strict=True)):
-            matrix[n, _RIGHT] = _stacked(sparse, right[place].reshape(-1, width, 1))
+            matrix[n, _RIGHT] = stacked(right[place].reshape(-1, width, 1))
         eliminations = list[_Elimination]()
         for n in layout.eliminated:
             try:
-                parts = self._eliminated(sparse, matrix, n, damping[places[n]])
+                parts = self._eliminated(matrix, n, damping[places[n]])
             except InvalidArgumentError:
                 if not layout.is_chosen:
                     raise
@@ -404,7 +404,7 @@ class SparseSystem:
             steps[places[parts.param]] = parts.roots @ rest
         return steps
 
-    def _eliminated(self, sparse: Any, matrix: _Matrix, n: int, damping: np.ndarray) -> _Elimination | None:
+    def _eliminated(self, matrix: _Matrix, n: int, damping: np.ndarray) -> _Elimination | None:
         """Eliminate a param; None where a block is not positive definite."""
         width, products = self._layout.widths[n], self._layout.products
         V = self._diagonal_blocks(matrix.pop((n, n), None), n, width)
@@ -417,7 +417,7 @@ class SparseSystem:
             inverses = _inverses(np.linalg.cholesky(V * scale[:, :, None] * scale[:, None])) * scale[:, None]
         except np.linalg.LinAlgError:
             return None
-        roots, coupling = _stacked(sparse, np.ascontiguousarray(inverses.transpose(0, 2, 1)), is_diagonal=True), {}
+        roots, coupling = stacked(np.ascontiguousarray(inverses.transpose(0, 2, 1)), is_diagonal=True), {}
         for k in (*self._layout.order, _RIGHT):
             part = matrix.pop((n, k), None)
             if part is not None:
@@ -503,9 +503,10 @@ def _meets_one(J: list[list[Any]], a: tuple[int, int], b: tuple[int, int]) -> bo
     return len(np.unique(keys // J[0][b[0]].shape[1])) == len(keys)
 
 
-def _stacked(sparse: Any, blocks: np.ndarray, *, is_diagonal: bool = False) -> Any:
+def stacked(blocks: np.ndarray, *, is_diagonal: bool = False) -> Any:
     """A BSR array of blocks, one in each row, below each other or on the diagonal."""
     count, height, width = blocks.shape
     columns = np.arange(count, dtype=np.int32) * is_diagonal
     shape = count * height, width * (count if is_diagonal else 1)
+    sparse = require_scipy("sparse", "format='csr'")
     return sparse.bsr_array((blocks, columns, np.arange(count + 1, dtype=np.int32)), shape=shape)

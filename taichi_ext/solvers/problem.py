@@ -24,7 +24,7 @@ from taichi_ext.api.runs.replay import values_of
 from taichi_ext.errors import InvalidArgumentError, shown, unexpected
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
 from taichi_ext.solvers.bounds import Part, check_finite, check_rows_finite, entry_name, pieces_of, slices_of
-from taichi_ext.solvers.elimination import BlockLayout, BlockProducts, SparseJacobian, SparseSystem, whole
+from taichi_ext.solvers.elimination import BlockLayout, BlockProducts, SparseJacobian, SparseSystem, stacked, whole
 from taichi_ext.solvers.levenberg import Point, System
 from taichi_ext.solvers.manifolds import Manifold, retraction
 from taichi_ext.solvers.operator import require_scipy
@@ -250,8 +250,9 @@ class Charts:
         if isinstance(J, SparseJacobian):
             blocks = [list(row) for row in J.blocks]
             for n, P in derivatives.items():
+                of_points = stacked(P, is_diagonal=True)
                 for row in blocks:
-                    row[n] = _times_blocks(row[n], P)
+                    row[n] = (row[n].tobsr((1, P.shape[1])) @ of_points).tocsr()
             return J._replace(blocks=blocks)
         parts: list[np.ndarray] = []
         for n, (_, point, _) in enumerate(self._triples):
@@ -272,7 +273,7 @@ class Charts:
         else:
             sparse = require_scipy("sparse", "format='csr'")
             blocks = [
-                sparse.block_diag(products[n]) if n in products else sparse.eye_array(local.stop - local.start)
+                stacked(products[n], is_diagonal=True) if n in products else sparse.eye_array(local.stop - local.start)
                 for n, (_, _, local) in enumerate(self._triples)
             ]
             P = sparse.csr_array(sparse.block_diag(blocks))
@@ -299,14 +300,6 @@ class Charts:
         return kernel, x, np.ascontiguousarray(step.reshape(-1, manifold.size), dtype), np.zeros_like(x)
 
 
-def _times_blocks(block: Any, P: np.ndarray) -> object:
-    """A CSR array times a matrix with these blocks on its diagonal."""
-    parts = block.tobsr((1, P.shape[1]))
-    data = np.matmul(parts.data, P[parts.indices])
-    kind = type(parts)
-    return kind((data, parts.indices, parts.indptr), shape=(block.shape[0], P.shape[0] * P.shape[2])).tocsr()
-
-
 # The residuals and J of a plan.
 
 _ADVICE = "; check_jacobian names the line where it arises."
@@ -320,9 +313,9 @@ class _StateAtPoint(State):
         super().__init__()
         self._store_point = store_point
 
-    def restore(self) -> None:
+    def restore(self, reason: str = "", advice: str = "") -> None:
         """Put everything back, also before J is computed in another run."""
-        super().restore()
+        super().restore(reason, advice)
         self._store_point()
 
 
