@@ -8,8 +8,8 @@ from typing import Any
 
 from taichi_ext.backend.expressions import is_real
 from taichi_ext.backend.lifetime import is_field_alive
-from taichi_ext.backend.opaque import CoreNode, tree_of
-from taichi_ext.backend.sparse_layouts import is_dense_node, sparse_part
+from taichi_ext.backend.opaque import tree_of
+from taichi_ext.backend.sparse_layouts import is_dense_node, sparse_part, upwards
 from taichi_ext.host import RUNTIME, Expr, Field, core, ti
 
 _WHOLE = "_taichi_ext_whole"  # of a component: the field that was made of it, which it does not keep alive
@@ -112,15 +112,8 @@ def components_under(field: Field, node: ti.SNode) -> list[int]:
     """The components of a field, by number, that are placed in a node of the layout, or in one below it."""
     if not is_field_alive(field):
         return []
-    return [number for number, v in enumerate(field.vars) if _is_under(v.ptr.snode(), node.ptr.id)]
-
-
-def _is_under(current: CoreNode | None, number: int) -> bool:
-    while current is not None:
-        if current.id == number:
-            return True
-        current = current.parent
-    return False
+    above = ({n.id for n in upwards(v.ptr.snode())} for v in field.vars)
+    return [number for number, nodes in enumerate(above) if node.ptr.id in nodes]
 
 
 def is_under(field: Field, node: ti.SNode) -> bool:

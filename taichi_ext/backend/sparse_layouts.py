@@ -86,7 +86,7 @@ class _Fields:
         wide = [ti.f64 if real else ti.i64 for real in is_real]
         # numbers that are stored to a quantized field have a plain type
         dtypes = [f.dtype if f.dtype in all_types else w for f, w in zip(fields, wide, strict=True)]
-        is_list = any(node.type == _KINDS.dynamic for node in _upwards(places[0]))
+        is_list = any(node.type == _KINDS.dynamic for node in upwards(places[0]))
 
         @ti.kernel
         def find(
@@ -141,7 +141,7 @@ def _active_rows(find: Callable[..., None], *kinds: tuple[int, Any]) -> list[np.
         room = int(count[0])
 
 
-def _upwards(node: CoreNode | None) -> Iterator[CoreNode]:
+def upwards(node: CoreNode | None) -> Iterator[CoreNode]:
     """A node, and those above it but the root, as Taichi's core has them."""
     while node is not None and node.type != _KINDS.root:
         yield node
@@ -150,7 +150,7 @@ def _upwards(node: CoreNode | None) -> Iterator[CoreNode]:
 
 def is_dense_node(node: CoreNode) -> bool:
     """Whether a node, as Taichi's core has it, and all above it are dense."""
-    return all(n.type in _DENSE for n in _upwards(node))
+    return all(n.type in _DENSE for n in upwards(node))
 
 
 def _axes(node: CoreNode | None) -> list[int]:
@@ -208,7 +208,7 @@ class SparsePart(InTree):
 
 def sparse_part(node: CoreNode | ti.SNode) -> SparsePart | None:
     """The part that a node (a ``ti.SNode``, or as Taichi's core has it) lies in; None where all above it is dense."""
-    outer = [n for n in _upwards(node.ptr if isinstance(node, ti.SNode) else node) if n.type not in _DENSE]
+    outer = [n for n in upwards(node.ptr if isinstance(node, ti.SNode) else node) if n.type not in _DENSE]
     if not outer:
         return None
     top, parts = outer[-1], known_of_layout("sparse parts")

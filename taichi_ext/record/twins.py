@@ -150,7 +150,6 @@ class _Run:
     target: tuple[int, int]
     how: str
     locals_: dict[ir.Local, Any] = field(default_factory=dict)
-    loops: dict[ir.Local, int] = field(default_factory=dict)
     visits: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     memo: dict[ir.Value, Any] = field(default_factory=dict)
     reads: dict[ir.Value, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -194,7 +193,8 @@ class _Run:
             rounds = itertools.islice(itertools.product(*self._ranges(s)), _MOST_ROUNDS)
         for numbers in rounds:
             if isinstance(s, ir.For):
-                self.loops.update(zip(s.variables, numbers, strict=False))
+                loops = zip(s.variables, numbers, strict=False)
+                self.locals_ |= {local: np.full(local.shape, n) if local.shape else n for local, n in loops}
             self.memo = {}
             if isinstance(s, ir.While) and s.condition is not None and not self._value(s.condition):
                 break
@@ -270,8 +270,6 @@ class _Run:
             case ir.Read(local=local) if local in self.locals_:
                 held = self.locals_[local]
                 return held[self._index(value)].item() if value.index else held
-            case ir.Read(local=local) if local in self.loops:
-                return self.loops[local]
             case ir.Read(local=memory) | ir.Load(container=memory):
                 indices: Any = value.index if isinstance(value, ir.Read) else (*value.indices, *value.component)
                 key = memory, tuple(v if isinstance(v, int) else self._value(v) for v in indices)

@@ -19,6 +19,7 @@ import numpy as np
 from taichi_ext.api.inputs.arguments import KernelCall
 from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.options import Options, checked_options
+from taichi_ext.api.inputs.results import joined
 from taichi_ext.api.jacobian import directional, prepared_form, transposed
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
@@ -164,9 +165,7 @@ class _Products:
 
     def matrix(self) -> np.ndarray:
         with _started(self._whole, self._call) as evaluation:
-            blocks = evaluation.blocks()
-        rows = [[b.reshape(count, -1) for b in row] for count, row in zip(self.rows, blocks, strict=True)]
-        return np.block(rows).astype(self.dtype, copy=False)
+            return joined(evaluation.blocks(), evaluation.layout).astype(self.dtype, copy=False)
 
 
 class _SymmetricProducts:
