@@ -25,7 +25,7 @@ from taichi_ext.adjoint.forward import (
 )
 from taichi_ext.adjoint.jumps import without_jumps
 from taichi_ext.adjoint.normal import whole
-from taichi_ext.adjoint.sweep import Sweep, Weights, is_none, substitution
+from taichi_ext.adjoint.sweep import Sweep, Weights, array_of, is_none, substitution
 from taichi_ext.adjoint.tapes import INTEGER, MOST_LOCAL, REAL, converted
 from taichi_ext.program import I32, U1, Const, Load, Local, Read, Value
 from taichi_ext.program.build import add, cast, is_number, literal, negative, operation, subtract
@@ -121,7 +121,7 @@ def _after(block: Block, r: Compound) -> Shared:
 
 def _inner(block: Block, r: Compound, body: ir.Body, env: dict[Local, Value], after: Shared) -> Block:
     """A block within a statement, forward and back; the adjoints after it are moved to what it makes of the locals."""
-    inner = Block(block.sweep, dict(env), dict(r.arrays), block.definitions)
+    inner = Block(block.sweep, dict(env), block.definitions)
     changed = assigned_locals(body)
     run_forward(inner, body)
     for v, bs in after.items():
@@ -165,9 +165,10 @@ def _undo(block: Block, r: BranchRecord | LoopRecord) -> bool:
     for s in r.statement.within if is_idle else ():
         if isinstance(s, ir.Store) and s.target.dtype.is_real:
             memory = s.target.memory
-            is_array = isinstance(memory, Local)
-            arrays = block.sweep.local_arrays if is_array else block.sweep.arrays
-            is_idle = is_idle and (r.arrays.get(memory) if is_array else memory) not in arrays
+            if isinstance(memory, Local):
+                is_idle = is_idle and array_of(r.env, memory) not in block.sweep.local_arrays
+            else:
+                is_idle = is_idle and memory not in block.sweep.arrays
     if r.log is not None and (is_idle or isinstance(r, BranchRecord)):
         block.emit(*block.sweep.tape.undone(r.log))
     return is_idle
@@ -294,7 +295,7 @@ def _with_local_tapes(
         r.pushes.append(ir.Assign(Read(tape, (at,)), cast(value, dtype)))
         return ir.Declare(local, (converted(Read(tape, (Read(i.number),)), local.dtype),))
 
-    given = {*i.starts.values(), i.number, i.again, *r.arrays.values()}
+    given = {*i.starts.values(), i.number, i.again}
     given |= {local for v in r.env.values() for local in v.contents.locals}
     adjoints = {*(a.container for a in block.sweep.arrays.values()), *block.sweep.own.values()}
     costly = find_costly(rest, given, adjoints | block.sweep.dirty)[: max(0, MOST_LOCAL // max(1, length) - len(kept))]
@@ -306,7 +307,7 @@ def _with_local_tapes(
         for d in cone_of(s, single):
             if d.local not in env:
                 new = Local(d.local.name, d.local.dtype, (), "temporary")
-                r.pushes.append(ir.Declare(new, tuple(map(substitution(env, {}), d.values))))
+                r.pushes.append(ir.Declare(new, tuple(map(substitution(env), d.values))))
                 env[d.local] = Read(new)
         read[s] = keep(s.local, env[s.local])
     rest = tuple([read.get(s, s) for s in rest])

@@ -11,7 +11,7 @@ from itertools import product
 import taichi_ext.program as ir
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.stages import is_entry
-from taichi_ext.adjoint.sweep import Gather, Sweep, Weights, is_none, substitution
+from taichi_ext.adjoint.sweep import Gather, Sweep, Weights, array_of, is_none, substitution
 from taichi_ext.analysis.affine import Affine, Atom, atom_value, linear_form, value_of
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.differentiate.rules.table import Rule, partials_of_operation, rule_of
@@ -51,7 +51,6 @@ class Block:
     Attributes:
         sweep: of the stage.
         env: the values of the stage's locals in the adjoint program.
-        arrays: the local arrays of the adjoint program.
         definitions: what locals of the adjoint program hold.
         made: the statements.
         records: the statements that the way back visits, as they were run forward.
@@ -64,7 +63,6 @@ class Block:
 
     sweep: Sweep
     env: dict[Local, Value]
-    arrays: dict[Local, Local]
     definitions: dict[Local, Value] = field(default_factory=dict)
     made: list[ir.Statement | Later] = field(default_factory=list)
     records: list[object] = field(default_factory=list)
@@ -82,12 +80,12 @@ class Block:
 
     def sub(self, value: Value) -> Value:
         """A value of the stage in terms of the adjoint program."""
-        return substitution(self.env, self.arrays)(value)
+        return substitution(self.env)(value)
 
     def target(self, t: ir.Target) -> ir.Target:
         """The target of a store in terms of the adjoint program."""
         t = ir.with_children(t, self.sub)  # type: ignore[assignment]
-        return replace(t, local=self.arrays.get(t.local, t.local)) if isinstance(t, Read) else t
+        return replace(t, local=array_of(self.env, t.local)) if isinstance(t, Read) else t
 
     def emit(self, *statements: ir.Statement | Later) -> None:
         """Put statements behind the others."""

@@ -62,13 +62,11 @@ class Compound:
 
     Attributes:
         env: the values of locals before it.
-        arrays: local arrays.
         carried: for each local that it changes, the value before, and the mutable local.
         log: the local that counts records of overwritten numbers in it.
     """
 
     env: dict[Local, Value]
-    arrays: dict[Local, Local]
     carried: dict[Local, tuple[Value, Local]]
     log: Local | None
 
@@ -153,7 +151,7 @@ def fresh(block: Block, local: Local, value: Value, *, is_own: bool = True, plac
 def _declare_array(block: Block, s: ir.Declare) -> None:
     new = Local(s.local.name, s.local.dtype, s.local.shape, s.local.kind)
     values = tuple(map(block.sub, s.values))
-    block.arrays[s.local] = new
+    block.env[s.local] = Read(new)
     block.emit(ir.Declare(new, tuple(map(plain, values))))
     if s.local in block.sweep.activity.locals and s.local.dtype.is_real:
         block.adjoint_array(new)
@@ -198,7 +196,7 @@ def _carried(block: Block, s: ir.Statement) -> dict[Local, tuple[Value, Local]]:
 
 def _begin(block: Block, s: ir.Statement, *, is_run: bool = True) -> Compound:
     log, env = _log(block.sweep, s, block) if is_run else None, dict(block.env)
-    result = Compound(env, dict(block.arrays), _carried(block, s), log)
+    result = Compound(env, _carried(block, s), log)
     block.env.update({v: Read(mutable) for v, (_, mutable) in result.carried.items()})
     return result
 
@@ -209,9 +207,9 @@ def _branch(block: Block, s: ir.If, *, is_last: bool) -> None:
         condition = block.declare("taken", condition.dtype, condition, "kept")
     c = _begin(block, s, is_run=not is_last)
     if not is_last:
-        copy = Plain(block.sweep, dict(block.env), c.arrays, c.log)
+        copy = Plain(block.sweep, dict(block.env), c.log)
         block.emit(ir.If(condition, *map(copy.block, ir.bodies(s))))
-    block.records.append(BranchRecord(c.env, c.arrays, c.carried, c.log, s, condition))
+    block.records.append(BranchRecord(c.env, c.carried, c.log, s, condition))
 
 
 def _loop(block: Block, s: ir.For | ir.While) -> None:
@@ -224,8 +222,8 @@ def _loop(block: Block, s: ir.For | ir.While) -> None:
     if isinstance(s, ir.For):
         variable = Local(s.variables[0].name, I32, (), "loop")
         inner[s.variables[0]] = Read(variable)
-    body = Plain(block.sweep, inner, c.arrays, c.log).block(s.body)
-    record = LoopRecord(c.env, c.arrays, c.carried, c.log, s, domain, variable, counter)
+    body = Plain(block.sweep, inner, c.log).block(s.body)
+    record = LoopRecord(c.env, c.carried, c.log, s, domain, variable, counter)
 
     def make() -> ir.Body:
         count = () if counter is None else (ir.Assign(Read(counter), operation("add", Read(counter), 1)),)
@@ -247,11 +245,7 @@ def _call(block: Block, s: ir.Call) -> None:
         run_forward(block, body)
         return
     block.emit(ir.with_values(made, plain))
-    for old, new in zip(s.results, made.results, strict=True):
-        if new.shape:
-            block.arrays[old] = new
-        else:
-            block.env[old] = Read(new)
+    block.env.update(zip(s.results, map(Read, made.results), strict=True))
 
 
 def _boundary(block: Block, s: ir.Boundary) -> None:

@@ -142,7 +142,7 @@ class _Loops:
         sweep = self.sweep
         sweep.most_local = most_local
         pairs = list(zip(() if sweep.stage.loop is None else sweep.stage.loop.variables, variables, strict=True))
-        block = Block(sweep, {v: Read(w) for v, w in pairs}, {v: w for v, w in pairs if v.shape})
+        block = Block(sweep, {v: Read(w) for v, w in pairs})
         run_forward(block, without_jumps(sweep.stage.body))
         run_back(block)
         made = block.finished()

@@ -94,15 +94,21 @@ class Sweep:
         return v.container in self.arrays and v.dtype.is_real
 
 
-def substitution(env: Mapping[Local, Value], arrays: Mapping[Local, Local]) -> Callable[[Value], Value]:
-    """A function that gives values in terms of the locals of the adjoint program."""
+def substitution(env: Mapping[Local, Value]) -> Callable[[Value], Value]:
+    """A function that gives values in terms of the locals of the adjoint program; those of arrays are read whole."""
 
     def change(v: Value) -> Value:
         if isinstance(v, Read):
-            return Read(arrays.get(v.local, v.local), v.index, checks=v.checks) if v.index else env.get(v.local, v)
+            return Read(array_of(env, v.local), v.index, checks=v.checks) if v.index else env.get(v.local, v)
         return v.constant if isinstance(v, ir.FoldedConst) else v
 
     return lambda value: ir.rebuilt(value, change)
+
+
+def array_of(env: Mapping[Local, Value], local: Local) -> Local:
+    """The local array of the adjoint program for one of the stage."""
+    new = env.get(local)
+    return new.local if isinstance(new, Read) else local
 
 
 def dirty_containers(body: ir.Body) -> frozenset[Container]:

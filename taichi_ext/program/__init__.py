@@ -28,6 +28,7 @@ from taichi_ext.program.statements import (
     values_of,
     with_blocks,
     with_bodies,
+    with_declared,
     with_nodes,
     with_places,
     with_values,

@@ -320,6 +320,18 @@ def declared(statement: Statement) -> tuple[Local, ...]:
     return statement.results if isinstance(statement, (Call, Effect, Boundary)) else ()
 
 
+def with_declared(statement: Statement, change: Callable[[Local], Local]) -> Statement:
+    """The statement with other locals for those that it brings into being."""
+    if isinstance(statement, Declare):
+        return replace(statement, local=change(statement.local))
+    if isinstance(statement, For):
+        return replace(statement, variables=tuple(map(change, statement.variables)))
+    if isinstance(statement, Atomic):
+        return statement if statement.result is None else replace(statement, result=change(statement.result))
+    is_call = isinstance(statement, (Call, Effect, Boundary))
+    return replace(statement, results=tuple(map(change, statement.results))) if is_call else statement  # type: ignore[attr-defined]
+
+
 # The attributes with the expressions of a statement; for a target, its indices
 _PARTS: dict[type[Statement], tuple[str, ...]] = {
     Declare: ("values",),
