@@ -5,5 +5,5 @@ from taichi_ext.adjoint.normal import running_number
 from taichi_ext.adjoint.order import Pair
 from taichi_ext.adjoint.recorded import with_stores
 from taichi_ext.adjoint.stage_adjoint import adjoint_of
-from taichi_ext.adjoint.stages import Stage, Staged, checked, staged
+from taichi_ext.adjoint.stages import OwnArrays, Stage, Staged, checked, staged
 from taichi_ext.adjoint.tapes import AdjointArray, Tape, adjoint_array

@@ -54,40 +54,44 @@ class Stage:
     recording: Stage | None = None
 
 
+class OwnArrays(dict[Container, int]):
+    """The arrays that each launch of a kernel has of its own, with their sizes: given numbers, locals, draws."""
+
+    def reserve(self, dtype: ir.Type, count: int, purpose: str = "crossing_") -> tuple[Container, int]:
+        """Room for some numbers: the array for this purpose, and the first of its entries."""
+        dtype = I32 if dtype == U1 else dtype
+        name = f"{purpose}{dtype.name}"
+        array = next((c for c in self if c.name == name), Container(name, dtype, 1, is_argument=True, shape=(1,)))
+        start = self.get(array, 0)
+        self[array] = start + max(1, count)
+        return array, start
+
+
 @dataclass(eq=False)
 class Staged:
     """A kernel as stages.
 
     Attributes:
         program: the kernel.
-        stages: its stages, in their order.
-        crossing: the arrays that each launch has of its own, by name: locals that several stages use, draws.
-        sizes: the sizes of these arrays, by the same names.
-        returned: the type, start and count of the returned values in them.
         order: which of its loops keep their order.
+        own: the arrays of a launch: locals that several stages use are there, and what is drawn.
+        stages: its stages, in their order.
+        returned: the array, start and count of the returned values.
     """
 
     program: ir.Program
     order: Order
+    own: OwnArrays
     stages: list[Stage] = field(default_factory=list)
-    crossing: dict[str, Container] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
-    returned: tuple[str, int, int] | None = None
-
-    def reserve(self, dtype: ir.Type, count: int, purpose: str = "") -> tuple[Container, int]:
-        """Room for some numbers: the array, and the first of its entries."""
-        dtype = I32 if dtype == U1 else dtype
-        name = f"{purpose}{dtype.name}"
-        array = self.crossing.get(name)
-        if array is None:
-            array = self.crossing[name] = Container(f"crossing_{name}", dtype, 1, is_argument=True, shape=(1,))
-        start = self.sizes.get(name, 0)
-        self.sizes[name] = start + count
-        return array, start
+    returned: tuple[Container, int, int] | None = None
 
 
 def staged(
-    program: ir.Program, extents: Extents, threads: int = 1, is_fixed: Callable[[Value], bool] = lambda value: False
+    program: ir.Program,
+    extents: Extents,
+    threads: int = 1,
+    is_fixed: Callable[[Value], bool] = lambda value: False,
+    own: OwnArrays | None = None,
 ) -> Staged:
     """A simplified program as stages in normal form.
 
@@ -95,6 +99,7 @@ def staged(
         program: the program.
         threads: of the machine.
         is_fixed: whether a launch can compute an integer from its arguments.
+        own: the arrays of a launch that the program has already.
 
     Raises:
         UnsupportedError: a derivative is not known.
@@ -103,7 +108,7 @@ def staged(
     machine = Machine(threads, extents=extents)
     program = replace(program, body=ir.mapped(program.body, lambda s: _together(s, machine)))
     order = Order(program, extents, threads, is_fixed)
-    result = Staged(program, order)
+    result = Staged(program, order, OwnArrays() if own is None else own)
     groups: list[list[ir.Statement]] = []
     is_open = False
     for s in _with_returns(program.body, result):
@@ -114,8 +119,8 @@ def staged(
         else:
             groups.append([s])
         is_open = not is_parallel
-    parts = _with_crossing(groups, result.reserve)
-    crossing = frozenset(result.crossing.values())
+    parts = _with_crossing(groups, result.own.reserve)
+    crossing = frozenset(result.own)
     result.stages += [_with_draws(_stage(part, crossing, extents), result, extents) for part in parts]
     return result
 
@@ -133,18 +138,18 @@ def checked(stage: Stage, program: ir.Program, extents: Extents, activity: Activ
 
 def _with_draws(stage: Stage, found: Staged, extents: Extents) -> Stage:
     """The stage where the random numbers that it draws are recorded."""
-    number, loop = len(found.sizes), stage.loop
+    purpose, loop = f"crossing_draws_{len(found.own)}_", stage.loop
     made = recorded_draws(
         loop,
         stage.body,
         None if loop is None else loop_reach(loop, extents),
-        lambda dtype, count: found.reserve(dtype, count, f"draws_{number}_"),
+        lambda dtype, count: found.own.reserve(dtype, count, purpose),
     )
     if made is None:
         return stage
     once = ir.For("range", (Local("once", I32, (), "loop"),), (literal(1, I32),), (), {"serialize": True})
     recording, again = (replace(loop or once, body=body) for body in made)
-    draws = frozenset(c for name, c in found.crossing.items() if name.startswith(f"draws_{number}_"))
+    draws = frozenset(c for c in found.own if c.name.startswith(purpose))
     return Stage(loop, made[1], (recording,), draws, (again,))
 
 
@@ -189,8 +194,8 @@ def _with_returns(body: ir.Body, found: Staged) -> ir.Body:
             return s
         values = [e for group in s.values for e in ir.entries(group)]
         kind = max((v.dtype for v in values), key=lambda t: (t.is_real, t.bits))
-        array, start = found.reserve(kind, len(values))
-        found.returned = array.dtype.name, start, len(values)
+        array, start = found.own.reserve(kind, len(values))
+        found.returned = array, start, len(values)
         return tuple([ir.Assign(_entry(array, start + n), v, place=s.place) for n, v in enumerate(values)])
 
     return ir.mapped(body, change)
@@ -214,8 +219,8 @@ def _with_crossing(groups: _Groups, reserve: Callable[[ir.Type, int, str], tuple
     shared = _shared(groups)
     if not shared:
         return [tuple(group) for group in groups]
-    active = _may_be_active(groups)
-    places = {x: reserve(x.dtype, max(1, math.prod(x.shape)), "" if x in active else "fixed_") for x in shared}
+    purposes = dict.fromkeys(_may_be_active(groups), "crossing_")
+    places = {x: reserve(x.dtype, math.prod(x.shape), purposes.get(x, "crossing_fixed_")) for x in shared}
     crossing = _Crossing(places)
     return [ir.mapped(tuple(group), crossing.statement) for group in groups]
 

@@ -199,7 +199,7 @@ class Stages:
         self.program = Program("program", (), (), tuple(make()), (x, y, z))
         self.machine = Machine(threads, extents=EXTENTS)
         self.staged = staged(self.program, EXTENTS)
-        self.crossing = {c: np.zeros(self.staged.sizes[name]) for name, c in self.staged.crossing.items()}
+        self.crossing = {c: np.zeros(size) for c, size in self.staged.own.items()}
 
     def forward(self, given):
         """The memory before each stage and at the end."""

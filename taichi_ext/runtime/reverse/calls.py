@@ -83,7 +83,7 @@ class Calls:
         """
         given, args = args, _typed(kernel, backend.as_they_are(kernel, args, values, self._last))
         call = self._call(kernel, args, values, frozenset(passed))
-        if not (passed or call.kernel.own_containers or call.binding.given) and _is_simple(kernel, given):
+        if not (passed or call.kernel.staged.own or call.binding.given) and _is_simple(kernel, given):
             self._simple[_simple_name(kernel, given)] = call
         event = self._event(call, args, values, passed)
         for places, containers in zip((self.read, self.written), call.kernel.accessed, strict=True):
@@ -148,8 +148,8 @@ class Calls:
     def _event(self, call: LaunchCall, args: tuple[Any, ...], values: Sequence[Any], passed: Passed) -> LaunchEvent:
         """A launch with the numbers that it is given."""
         kernel, own = call.kernel, {}
-        for c in kernel.own_containers:
-            array = np.zeros(kernel.size_of(c), numpy_type(c))
+        for c, size in kernel.staged.own.items():
+            array = np.zeros(size, numpy_type(c))
             own[c] = Cell(None, array, array.shape, array.dtype, dots=self._cells.dots)
         event = LaunchEvent(call, args, own, [])
         leaves = {leaf.name: value for leaf, value in zip(backend.leaf_arguments(kernel.kernel), values, strict=True)}

@@ -210,11 +210,11 @@ class Forward(DualFollower):
         staged = event.call.kernel.staged
         if staged.returned is None:
             return None
-        name, start, count = staged.returned
-        cell = event.own[staged.crossing[name]]
+        array, start, count = staged.returned
+        cell = event.own[array]
         self.returned = cell, start, count
         values = cell.obj[start : start + count].tolist()
-        if cell.is_active and any(staged.crossing[name] in step.plan.results for step in event.steps):
+        if cell.is_active and any(array in step.plan.results for step in event.steps):
             values = [self._number(value, cell, start + n) for n, value in enumerate(values)]
         entries = iter(values)
         results = [_returned(kind, entries) for kind in backend.returned_types(event.call.kernel.kernel)]

@@ -228,7 +228,7 @@ class Launcher:
         self._kernel, self._extra = kernel.kernel, kernel.extra
         self._positions = [p for p in self._kernel.positions if p < len(args)]
         has_numbers = all(type(args[p]) in (int, float) for p in self._positions)
-        self._is_simple = has_numbers and backend.is_host_arch() and not backend.is_debug()
+        self._is_simple = has_numbers and not backend.is_debug()
         self.is_prepared = False
         self._prepared: backend.RepeatedLaunch | None = None
         self._args: tuple[Any, ...] = ()  # of the last launch

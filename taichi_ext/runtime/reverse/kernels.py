@@ -15,6 +15,7 @@ import taichi_ext.program as ir
 from taichi_ext import backend, engine, launches
 from taichi_ext.adjoint import (
     AdjointArray,
+    OwnArrays,
     Pair,
     Stage,
     Staged,
@@ -178,11 +179,6 @@ class StagedKernel:
     _forward: dict[Hashable, StageKernel] = field(default_factory=dict)
     _adjoints: dict[Hashable, AdjointKernel] = field(default_factory=dict)
 
-    @property
-    def own_containers(self) -> tuple[Container, ...]:
-        """The arrays of numbers that each launch has: given ones, locals between stages, returned ones."""
-        return (*dict.fromkeys(n.container for n in self.numbers), *self.staged.crossing.values())
-
     def texts(self) -> Iterator[str]:
         adjoints = (adjoint.stage for adjoint in dict.fromkeys(self._adjoints.values()))
         yield from (stage.kernel.text for stage in (*self._forward.values(), *adjoints) if stage.is_built)
@@ -226,12 +222,6 @@ class StagedKernel:
         """Pairs whose iterations have to be compared, and the arguments that these depend on."""
         return [(pair, self.places.arguments_of(pair)) for pair in self.staged.order.unsure]
 
-    def size_of(self, c: Container) -> int:
-        """How many numbers an array of the launch has."""
-        own = [n.start + math.prod(n.shape) for n in self.numbers if n.container is c]
-        names = [name for name, array in self.staged.crossing.items() if array is c]
-        return max(1, *own) if own else max(1, self.staged.sizes[names[0]])
-
     def work(self, n: int) -> float:
         """The operations on real numbers of a stage; infinity if it has a loop whose length is not known."""
 
@@ -267,14 +257,14 @@ class StagedKernel:
             if not active:
                 body = self._scheduled(ir.mapped(body, lambda s: ir.with_nodes(s, self._folded)))
             made = self._stage_kernel(f"{self.program.name}_{n}", body, [*recorded], active)
-            reads = made.reads | (read_containers(stage.body) & set(self.own_containers))
+            reads = made.reads | (read_containers(stage.body) & self.staged.own.keys())
             made = replace(made, reads=reads - stage.draws, writes=made.writes - stage.draws)
             self._forward[name] = made
         return self._forward[name]
 
     def _scheduled(self, body: ir.Body) -> ir.Body:
         """A stage whose loop runs as it does in forward mode: in lanes, or row by row."""
-        if not backend.is_host_arch() or any(isinstance(s, ir.For) and s.is_together for s in ir.statements(body)):
+        if any(isinstance(s, ir.For) and s.is_together for s in ir.statements(body)):
             return body
         program, threads = replace(self.program, body=body), backend.thread_count() or 1
         machine = engine.machine_of(program, self.extents, threads, is_checked=backend.is_debug())
@@ -344,12 +334,12 @@ class StagedKernel:
         used = read_containers(stage.body) | written_containers(stage.body)
         arrays: dict[Container, AdjointArray] = {}
         for k, c in enumerate(sorted(activity.containers & used, key=lambda c: c.name)):
-            shape = (self.size_of(c),) if c in self.own_containers else c.shape or ()
+            shape = (self.staged.own[c],) if c in self.staged.own else c.shape or ()
             arrays[c] = adjoint_array(c, f"adj_{k}_{c.name}" if c.name.isidentifier() else f"adj_{k}", shape, width)
             sizes = (math.prod(arrays[c].sizes), width, max(1, self.columns))
             check_indices(_SIZES.format(c.name, *sizes), math.prod(sizes), "Use fewer of these at a time.")
         rows = _rows_written_out(stage.body, width)
-        if backend.is_host_arch() and stage.loop is not None and is_short_below_zero(stage.loop, self.extents):
+        if stage.loop is not None and is_short_below_zero(stage.loop, self.extents):
             machine = replace(machine, threads=1)
         made = adjoint_of(stage, activity, arrays, machine, rows, is_guarded=is_guarded, is_again=self.columns > 0)
         tape = made.tape
@@ -385,7 +375,7 @@ class StagedKernel:
         return find_activity(replace(self.program, body=body), active, own)
 
     def _own_extents(self) -> dict[Container, Extent]:
-        return {c: Extent((self.size_of(c),), ()) for c in self.own_containers}
+        return {c: Extent((size,), ()) for c, size in self.staged.own.items()}
 
     def _with_tangents(
         self, body: ir.Body, own: Sequence[Container], active: frozenset[Container]
@@ -404,7 +394,7 @@ class StagedKernel:
         self, name: str, body: ir.Body, own: list[Container], active: frozenset[Container] = frozenset()
     ) -> StageKernel:
         reads, writes = read_containers(body), written_containers(body)
-        extra = (*own, *(c for c in self.own_containers if c in reads | writes))
+        extra = (*own, *(c for c in self.staged.own if c in reads | writes))
         places = Places(body, (local for local, _ in self.integers))
         visited = self._visited(body)
         tangents: dict[Container, Any] = {}
@@ -426,7 +416,7 @@ class StagedKernel:
 
         def build_kernel() -> Any:
             with backend.deep_recursion(self.kernel):
-                emitted = build(from_below_zero(program, self.extents, is_host=backend.is_host_arch()))
+                emitted = build(from_below_zero(program, self.extents, is_host=True))
                 features = tuple(backend.array_feature(backend.named_type(c.dtype.name)) for c in extra)
                 args = tuple(reference() for reference in self.references)
                 kernel = engine.compiled(self.kernel, args, emitted, features)
@@ -435,7 +425,7 @@ class StagedKernel:
                 kernel.compile()
                 return kernel
 
-        known = frozenset((*self.program.containers, *self.own_containers))
+        known = frozenset((*self.program.containers, *self.staged.own))
         return StageKernel(build_kernel, extra, places, known & (reads | visited), known & writes, tangents, scratch)
 
     def _visited(self, body: ir.Body) -> set[Container]:
@@ -476,7 +466,8 @@ def staged_kernel(launch: launches.Launch, columns: int = 0) -> StagedKernel:
             for argument in program.arguments
             if isinstance(argument.value, Read) and argument.name in whole and not argument.value.dtype.is_real
         ]
-        program, numbers, folded = _with_numbers(program, locals_)
+        own = OwnArrays()
+        program, numbers, folded = _with_numbers(program, locals_, own)
         extents = {c: _extent(c) for c in program.containers}
         places = Places(program.body, (local for local, _ in integers))
         kernel = StagedKernel(
@@ -484,7 +475,7 @@ def staged_kernel(launch: launches.Launch, columns: int = 0) -> StagedKernel:
             references_to(launch.args),
             program,
             infos,
-            staged(program, extents, backend.thread_count() or 1, places.is_fixed),
+            staged(program, extents, backend.thread_count() or 1, places.is_fixed, own),
             places,
             extents,
             numbers,
@@ -499,7 +490,7 @@ def staged_kernel(launch: launches.Launch, columns: int = 0) -> StagedKernel:
             folded,
             columns,
         )
-        for size in kernel.staged.sizes.values():
+        for size in kernel.staged.own.values():
             what = f"What {program.name} draws, or passes from one loop to another, has {size} entries"
             check_indices(what, size, "Make them in several launches.")
         features = backend.argument_features(launch.kernel, launch.args)
@@ -534,7 +525,7 @@ def _with_shapes(
 
 
 def _with_numbers(
-    program: ir.Program, locals_: Mapping[Local, Hashable]
+    program: ir.Program, locals_: Mapping[Local, Hashable], own: OwnArrays
 ) -> tuple[ir.Program, tuple[NumberPlace, ...], dict[Value, Value]]:
     """The program with numbers that may depend on parameters as entries of arrays, which have adjoints.
 
@@ -542,15 +533,10 @@ def _with_numbers(
         The program, the places of the numbers, and the numbers that Python has computed from parameters, by the
         expressions that stand for them.
     """
-    places: dict[Local, NumberPlace] = {}
-    containers: dict[str, Container] = {}
-    ends: dict[str, int] = {}
-    for local, key in locals_.items():
-        name = local.dtype.name
-        made = Container(f"numbers_{name}", local.dtype, 1, is_argument=True)
-        start = ends.get(name, 0)
-        ends[name] = start + math.prod(local.shape)
-        places[local] = NumberPlace(key, containers.setdefault(name, made), start, local.shape)
+    places = {
+        local: NumberPlace(key, *own.reserve(local.dtype, math.prod(local.shape), "numbers_"), local.shape)
+        for local, key in locals_.items()
+    }
     if not places:
         return program, (), {}
     folded: dict[Value, Value] = {}
