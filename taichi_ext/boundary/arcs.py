@@ -32,7 +32,7 @@ from taichi_ext.boundary.crossings import (
     probe,
 )
 from taichi_ext.boundary.gradients import stop_gradient
-from taichi_ext.boundary.polygons import BESIDE_FLAT, SIDES, TRIES, is_wide, side_of_try
+from taichi_ext.boundary.squares import BESIDE_FLAT, SIDES, TRIES, is_wide, side_of_try
 
 _ALIKE = 0.3  # by which jumps may differ between the ends of an arc, relative
 STEEPEST = 8.0  # slope of an arc with respect to its chord

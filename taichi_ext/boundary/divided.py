@@ -23,7 +23,7 @@ from taichi_ext.boundary.arcs import GAUSS, OFF, STEEPEST, border_place, chord_o
 from taichi_ext.boundary.crossings import BX, BY, NX, NY, corner_of
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
-from taichi_ext.boundary.polygons import (
+from taichi_ext.boundary.squares import (
     BESIDE_FLAT,
     SIDES,
     TRIES,

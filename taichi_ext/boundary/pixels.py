@@ -41,7 +41,7 @@ from taichi_ext.boundary.crossings import (
 )
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
-from taichi_ext.boundary.polygons import (
+from taichi_ext.boundary.squares import (
     COARSE,
     CURVED,
     SIDES,

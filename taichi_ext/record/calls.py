@@ -546,9 +546,9 @@ _HANDLERS = {
     "stop_gradient": lambda r, call, function, given: stopped(r, given["value"]),
     "replace_gradient": lambda r, call, function, given: replaced(r, given["value"], given["surrogate"]),
     "boundary_term": edges.boundary_term,
-    "level_at": shapes.level_at,
+    "level_at": edges.level_at,
     "layers": shapes.mean_of_shapes,
     **{f.__name__: f for f in (shapes.pixel, shapes.probe, shapes.segment_edge, shapes.ray_level)},
     **{f.__name__: f for f in (shapes.add_edge, shapes.seen_together)},
-    **{f.__name__: f for f in (shapes.shape_at, shapes.level_gradient)},
+    **{f.__name__: f for f in (shapes.shape_at,)},
 }

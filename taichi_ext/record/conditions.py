@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
@@ -37,6 +37,9 @@ class Probe:
     needed is None. ``has_kinks``: whether places count where ``max``, ``min`` and ``abs`` change. ``inner``: the sines,
     cosines and tangents that conditions are computed from, and the products, powers and so on that are compared with
     0. ``signless``: the locals that are only given constants, none of them negative, such as ``eps`` of a norm.
+    ``kind``: the function that asks. ``is_wide``: whether a level that is 0 all around its place counts as near.
+    ``of_shapes``: the statements of the shapes of ``layers``, of whose conditions only those in ``inner`` count;
+    ``is_of_shape``: whether they are walked.
     """
 
     count: ir.Local
@@ -54,6 +57,10 @@ class Probe:
     has_kinks: bool = False
     inner: frozenset[ir.Value] = frozenset()
     signless: frozenset[object] = frozenset()
+    kind: str = "pixel"
+    is_wide: bool = False
+    of_shapes: Collection[ir.Statement] = ()
+    is_of_shape: bool = False
 
     def in_body(self, body: ir.Body) -> ir.Body:
         """A body with its conditions noted.
@@ -69,10 +76,18 @@ class Probe:
         signless = frozenset(m for m, values in given.items() if values and all(map(_is_no_less_than_0, values)))
         probe = replace(self, has_kinks=has_kinks, signless=signless)
         probe = replace(probe, inner=probe._inner_conditions(body, given))
-        return ir.mapped(body, lambda s: probe._with_notes(s, moving))
+        return probe._noted_body(body, moving)
+
+    def _noted_body(self, body: ir.Body, moving: set[ir.Local]) -> ir.Body:
+        def noted(s: ir.Statement) -> ir.Body:
+            own = replace(self, is_of_shape=True) if s in self.of_shapes else self
+            return own._with_notes(ir.with_blocks(s, lambda block: own._noted_body(block, moving)), moving)
+
+        return tuple(new for s in body for new in noted(s))
 
     def _with_notes(self, s: ir.Statement, moving: set[ir.Local]) -> ir.Body:
-        _require_supported(s)
+        if not self.is_of_shape:
+            _require_supported(s)
         outcomes: dict[ir.Value, ir.Value] = {}
 
         def notes(value: ir.Value) -> ir.Body:
@@ -100,6 +115,8 @@ class Probe:
             own: ir.Body = ()
             if isinstance(value, ir.Op) and _reads(value, moving):
                 own = self._note(value, place, outcomes, moving)
+            elif isinstance(value, ir.Op) and self.kind == "layers" and not self.is_of_shape:
+                self._require_position(value, place)
             return (*(n for v in rest for n in self._notes(v, place, outcomes, moving)), *own)
         first, *others = rest
         before = self._notes(first, place, outcomes, moving)
@@ -120,6 +137,8 @@ class Probe:
         self, op: ir.Op, place: ir.Place | None, outcomes: dict[ir.Value, ir.Value], moving: set[ir.Local]
     ) -> ir.Body:
         """The note of one operation."""
+        if self.is_of_shape and op not in self.inner:
+            return ()
         place, args = op.place or place, op.args
         is_real = any(a.dtype.is_real for a in args)
         if op.name in _ORDERED and is_real:
@@ -131,6 +150,8 @@ class Probe:
             return self._noted(ir.Op("gt", (first, second), ir.U1), _real("sub", first, second), place)
         if op in self.inner and op.name not in _WAVES:
             factors = [a for a in _factors(op) if _reads(a, moving)]
+            if op.name == "mul" and len(factors) < 2:  # its sign changes where that of one factor does
+                return ()
             return tuple(s for a in factors for s in self._noted(_is_positive(a), a, place))
         if op in self.inner:
             op = _real("floor", _real("add", _real("mul", args[0], 1 / math.pi), _WAVES[op.name]))
@@ -153,6 +174,15 @@ class Probe:
         half = ir.Const(0.5, args[0].dtype)
         border = _real("add", _real("floor", args[0]), half) if op.name == "round" else _real("round", args[0])
         return self._noted(op, _real("sub", args[0], border), place, ir.Const(1.0, args[0].dtype))
+
+    def _require_position(self, op: ir.Op, place: ir.Place | None) -> None:
+        """Raise for the level of a shape of ``layers`` that is the same everywhere."""
+        level = op.args[0]
+        is_number = isinstance(level, ir.Read) and level.local in self.signless
+        if op.name == "gt" and _is_zero(op.args[1]) and not is_number:
+            raise UnsupportedError(
+                f"{ir.cited(place)}layers: level does not depend on x and y; compute it from them in the shape."
+            )
 
     def _inner_conditions(self, body: ir.Body, given: Mapping[object, list[ir.Value]]) -> frozenset[ir.Value]:
         """The sines, cosines and tangents, which jump, that conditions are computed from; the products of ``inner``."""
@@ -228,7 +258,7 @@ class Probe:
         kept = ir.Local("level", level.dtype, (), "temporary")
         slopes = tuple(ir.Local("slope", level.dtype, (), "temporary") for _ in range(2))
         zeros = ir.Tensor((ir.Const(0.0, level.dtype),) * 2, (2,))
-        options = {"what": "pixel", "may_be_flat": True, "is_found": True}
+        options = {"what": self.kind, "may_be_flat": True, "is_found": True}
         boundary = ir.Boundary(
             "gradient", None, {"value": ir.Read(kept), "at": self.at}, zeros, slopes, {}, options, place=place
         )
@@ -239,7 +269,8 @@ class Probe:
             assert self.along is not None
             away = (_real("mul", ir.Read(s), d) for s, d in zip(slopes, ir.entries(self.along), strict=True))
             centre = _real("sub", ir.Read(kept), _real("add", *away))
-            is_near = _is_less(_real("abs", centre), _real("mul", _as(self.reach, total.dtype), total))
+            reach = _real("mul", _as(self.reach, total.dtype), total)
+            is_near = ir.Op("le" if self.is_wide else "lt", (_real("abs", centre), reach), ir.U1)
             noted = ir.Update(ir.Read(self.found), "bit_or", self._at_number(ir.Const(1, ir.I32)), place=place)
             return (*start, ir.If(is_near, (noted,), place=place))
         near = self.near

@@ -48,6 +48,7 @@ class Callback:
 
     function: Any
     args: tuple[Any, ...]
+    kind: str = "pixel"
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.changes import read_locals
 from taichi_ext.differentiate.facts.pixel_indices import with_real_operands
 from taichi_ext.errors import DerivativeWarning
+from taichi_ext.record.signs import with_slopes
 from taichi_ext.simplify.usage import written_locals
 
 _Entry = tuple[ir.Local, tuple[Any, ...]]
@@ -33,6 +34,9 @@ def with_levels(body: ir.Body) -> ir.Body:
     levels = [s for s in ir.statements(body) if isinstance(s, ir.Boundary) and s.kind == "level_at"]
     if not levels:
         return body
+    named = {value.local for value in (s.given["value"] for s in levels) if isinstance(value, ir.Read)}
+    body = with_slopes(body, named)
+    levels = [s for s in ir.statements(body) if isinstance(s, ir.Boundary) and s.kind == "level_at"]
     before: dict[ir.Statement, list[ir.Declare]] = {}  # values kept before the statements that read them
     instead: dict[ir.Statement, ir.Body] = {}
     slices: dict[ir.Local, _Slice] = {}

