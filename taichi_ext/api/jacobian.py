@@ -20,7 +20,7 @@ from taichi_ext.api.inputs.results import as_torch
 from taichi_ext.api.inputs.types import AnyJacobian, AnyProduct, DenseJacobian, DenseProduct, Format, Kernel, Leaf, Mode
 from taichi_ext.api.plans.plan import Plan, prepare
 from taichi_ext.api.plans.preparations import PlanTable, origin_of, structure_key
-from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
+from taichi_ext.api.runs.by_adjoint import products_by_adjoint
 from taichi_ext.api.runs.evaluation import Evaluation, equal_parts
 from taichi_ext.api.runs.subject import by_param
 from taichi_ext.differentiate.plan.storage_facts import Strategy
@@ -311,10 +311,9 @@ def vjp(
     plan, call = prepared_form(kernel, params, outputs, args, Options(options.max_memory))
     evaluation = plan.start(call, progress=progress)
     given, count = matrices(cotangents, outputs, "cotangents", [shape for shape, _ in evaluation.output_shapes()])
-    rows = None if options.chunk_size is not None else rows_by_adjoint(evaluation, given)
-    if rows is None:
-        rows = transposed(evaluation, given, options.chunk_size)
-    return in_structure(evaluation, by_param(rows.T, evaluation.layout), count, "params")
+    products = None if options.chunk_size is not None else products_by_adjoint(evaluation, given)
+    rows = transposed(evaluation, given, options.chunk_size).T if products is None else products.rows
+    return in_structure(evaluation, by_param(rows, evaluation.layout), count, "params")
 
 
 # --- the products, of matrices ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.api.inputs.options import Options
 from taichi_ext.api.inputs.results import by_parameter
 from taichi_ext.api.jacobian import prepared_form, transposed
-from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
+from taichi_ext.api.runs.by_adjoint import products_by_adjoint
 from taichi_ext.boundary.registry import RulesInUse
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.record.recorder import record
@@ -77,12 +77,13 @@ class GradientLaunch:
         evaluation.prepared.is_checked = True  # some of the params may only be written
         cotangents = [np.asarray(backend.as_numpy(grads[c])).reshape(-1, 1) for c in outputs]
         if is_host:
-            rows = rows_by_adjoint(evaluation, cotangents, restores=True)
+            products = products_by_adjoint(evaluation, cotangents, restores=True)
+            if products is None:
+                raise UnsupportedError(evaluation.prepared.has_no_adjoint)
+            rows = products.rows.T
         else:
             rows = transposed(evaluation, cotangents, None)
             evaluation.restore()
-        if rows is None:
-            raise UnsupportedError(evaluation.prepared.has_no_adjoint)
         for c, part in zip(params, by_parameter(rows, (1,), evaluation.layout), strict=True):
             backend.add_to(grads[c], part, is_added=c not in self._written)
         for c in self._stored.intersection(outputs).difference(params):

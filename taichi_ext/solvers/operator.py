@@ -22,7 +22,7 @@ from taichi_ext.api.inputs.options import Options, checked_options
 from taichi_ext.api.inputs.results import joined
 from taichi_ext.api.jacobian import directional, prepared_form, transposed
 from taichi_ext.api.plans.plan import Plan
-from taichi_ext.api.runs.by_adjoint import rows_by_adjoint
+from taichi_ext.api.runs.by_adjoint import products_by_adjoint
 from taichi_ext.api.runs.second_order import MOST_VECTORS, hessian_times, with_choices
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
@@ -160,8 +160,8 @@ class _Products:
         """The transpose of J times the columns of a matrix."""
         parts = np.split(vectors, np.cumsum(self.rows)[:-1])
         with _started(self._whole, self._call) as evaluation:
-            product = None if self._chunk_size is not None else rows_by_adjoint(evaluation, parts, restores=True)
-            return (transposed(evaluation, parts, self._chunk_size) if product is None else product).T
+            products = None if self._chunk_size is not None else products_by_adjoint(evaluation, parts, restores=True)
+            return transposed(evaluation, parts, self._chunk_size).T if products is None else products.rows
 
     def matrix(self) -> np.ndarray:
         with _started(self._whole, self._call) as evaluation:

@@ -159,10 +159,10 @@ def _all_rows(evaluation: Evaluation, after: Callable[[Forward], None] | None = 
     ends, ones = np.cumsum(sizes)[:-1], np.zeros(max(0, 2 * total - 1), kind)
     ones[total - 1 : total] = 1
     identity = np.lib.stride_tricks.sliding_window_view(ones, total)[::-1] if total else np.eye(0, dtype=kind)
-    J = rows_by_adjoint(evaluation, np.split(identity, ends), after=after, most=chunk_size)
-    if J is None:
+    products = products_by_adjoint(evaluation, np.split(identity, ends), after=after, most=chunk_size)
+    if products is None:
         return None
-    rows = np.split(J, ends)
+    rows = np.split(products.rows.T, ends)
     return [
         by_parameter(np.ascontiguousarray(values, dtype), o.shape, layout)
         for values, o, dtype in zip(rows, layout.outputs, dtypes, strict=True)
@@ -271,7 +271,9 @@ def _value_and_products(
 
     ones = [np.ones((1, 1), dtype) for _, dtype in evaluation.output_shapes()]
     after = keep if is_restored else None
-    products = _products(evaluation, ones, restores=is_restored, after=after, directions=directions, record=record)
+    products = products_by_adjoint(
+        evaluation, ones, restores=is_restored, after=after, directions=directions, record=record
+    )
     if products is None:
         return None
     if not values or evaluation.layout.outputs[0].target.kind == "return":
@@ -279,31 +281,7 @@ def _value_and_products(
     return values[0], products
 
 
-def rows_by_adjoint(
-    evaluation: Evaluation,
-    cotangents: list[np.ndarray],
-    *,
-    restores: bool = False,
-    after: Callable[[Forward], None] | None = None,
-    most: int | None = None,
-) -> np.ndarray | None:
-    """Transposed cotangents, a matrix for each output, times J: a row per cotangent, a column per parameter entry.
-
-    Args:
-        evaluation: the call.
-        cotangents: for each output a matrix with a row for each entry, and a column for each cotangent.
-        restores: whether everything is put back as it was.
-        after: called after the run, before the way back.
-        most: the most cotangents in one way back.
-
-    Returns:
-        The product; None, with everything as it was, if the run has no adjoint.
-    """
-    products = _products(evaluation, cotangents, restores=restores, after=after, most=most)
-    return None if products is None else products.rows.T
-
-
-def _products(
+def products_by_adjoint(
     evaluation: Evaluation,
     cotangents: list[np.ndarray],
     *,
@@ -313,7 +291,20 @@ def _products(
     most: int | None = None,
     record: RunRecord | None = None,
 ) -> CotangentProducts | None:
-    """See ``rows_by_adjoint``; ``record`` is that of several runs, which must agree."""
+    """Cotangents, a matrix for each output, times J, in one run.
+
+    Args:
+        evaluation: the call.
+        cotangents: for each output a matrix with a row for each entry, and a column for each cotangent.
+        restores: whether everything is put back as it was.
+        after: called after the run, before the way back.
+        directions: along which the product with one cotangent is differentiated.
+        most: the most cotangents in one way back.
+        record: that of several runs, which must agree.
+
+    Returns:
+        The products; None, with everything as it was, if the run has no adjoint.
+    """
     prepared, layout = evaluation.prepared, evaluation.layout
     if prepared.stores_to_arrays and not prepared.has_no_adjoint:
         prepared.has_no_adjoint = (
@@ -362,13 +353,15 @@ def _products(
         result = product(None if prepared.is_checked and evaluation.is_judged and after is None else check)
     except _Unjudged as unjudged:
         start.undo()
+        if record is not None:
+            record.drop()
         is_moved = _is_moved(evaluation, unjudged.passed, lambda: product(_stop))
         start.undo()
         if is_moved:
             evaluation.judge_along()
             start.undo()
         evaluation.note_judged()
-        return _products(
+        return products_by_adjoint(
             evaluation,
             cotangents,
             restores=restores,

@@ -60,6 +60,11 @@ class RunRecord:
         self._at, self._has_read = 0, False
         self._others.clear()
 
+    def drop(self) -> None:
+        """The present run does not count."""
+        if self._is_first:
+            self._events.clear()
+
     def note_read(self) -> None:
         """Note that Python reads numbers written by kernels: sums of parallel loops can differ in rounding."""
         self._has_read = True
