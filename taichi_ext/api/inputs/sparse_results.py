@@ -98,13 +98,3 @@ def fill_out(leaves: list[tuple[str, Any]], matrices: list[Any]) -> None:
             )
     for (_, target), matrix in zip(leaves, matrices, strict=True):
         target.data[:] = matrix.data
-
-
-def check_size(reason: str, entries: int, dtype: np.dtype, free: float) -> None:
-    """Raise if J has to be computed dense and does not fit into memory that way."""
-    needed = entries * dtype.itemsize
-    if needed > free:
-        raise InvalidArgumentError(
-            f"{reason}, so J has to be computed dense: {needed / 2**30:.1f} GiB, more than the {free / 2**30:.1f} GiB "
-            "that may be used. Rewrite that part of the kernel, allow more max_memory=, or use fewer parameters."
-        )

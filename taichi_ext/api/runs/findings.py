@@ -81,7 +81,6 @@ class RunLog:
     def __init__(self, *, of_zeros: bool, is_first: bool) -> None:
         self.runs = 0
         self._of_zeros, self._is_first = of_zeros, is_first
-        self._active: dict[int, Target] = {}  # outputs that might depend on the parameters
         self._layout: Layout | None = None  # of the first call, where paths are cut
         self.begin()
 
@@ -90,7 +89,7 @@ class RunLog:
         self._record: RunRecord | None = None
         self._kept: set[Key] = set()  # parameters that some run has read
         self._overwritten: dict[Key, object] = {}  # names of parameters that a run has overwritten before any read
-        self._zero = dict(self._active)  # outputs whose columns were all zero so far
+        self._zero: dict[int, Target] = {}  # outputs that may depend on the parameters, all zero so far
         self._python_cuts: dict[tuple[str, str, int], set[int]] = {}  # columns by operation, file and line
         self._is_due = self._is_first  # whether the next run shows what does not depend on the columns
 
@@ -129,8 +128,7 @@ class RunLog:
             if self._of_zeros and 0 not in output.shape and session.tangents.is_fresh(placed.key):
                 warn_at_user(f"{output.target.name} does not depend on any of the params: its Jacobian is zero.")
             elif 0 not in output.shape:
-                self._active[n] = output.target
-        self._zero = dict(self._active)
+                self._zero[n] = output.target
         self._watch_cuts(layout, kernels)
 
     def _watch_cuts(self, layout: Layout, kernels: Collection[JacobianKernel]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.results import Layout, Placed, joined
-from taichi_ext.api.inputs.sparse_results import check_out, check_size, fill_out, in_format
+from taichi_ext.api.inputs.sparse_results import check_out, fill_out, in_format
 from taichi_ext.api.runs.by_adjoint import HessianForm
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation, StoresFoundError
 from taichi_ext.api.runs.replay import Replay
@@ -22,7 +22,7 @@ from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import TERMS_GRADIENT, FieldKey, container_key
 from taichi_ext.program.keys import Key
 from taichi_ext.runtime.launching.sparse_target import EnergyAdjoints, SparseEntries
-from taichi_ext.runtime.memory.shadows import OverBudgetError, Shadow, available_memory, numpy_dtype
+from taichi_ext.runtime.memory.shadows import OverBudgetError, Shadow, check_fits, numpy_dtype
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.sparse.matrices import positive_factors, scipy_sparse
 from taichi_ext.runtime.sparse.pattern import sparse_dtype
@@ -138,7 +138,8 @@ class SparseForm(DenseForm):
         rows, params = evaluation.subject.rows(evaluation.layout), evaluation.layout.params
         entries = sum(o.size for o in rows) * evaluation.layout.count
         form = HessianForm() if isinstance(evaluation.subject, EnergyGradient) else DenseForm()
-        check_size(reason, entries, np.dtype(np.float64), available_memory() / 2)
+        advice = "Rewrite that part of the kernel, or use fewer parameters at a time."
+        check_fits(f"{reason}, so J has to be computed dense, and takes with its entries", 16 * entries, advice)
         return [
             [csr_of(block.reshape(o.size, p.size)) for block, p in zip(row, params, strict=True)]
             for row, o in zip(form.blocks(evaluation), rows, strict=True)
