@@ -11,7 +11,7 @@ from taichi_ext.backend.following import works_for_pipeline
 from taichi_ext.backend.threads import exclusive
 
 _PAUSE = 0.25  # seconds between two looks at what other threads do
-_BUSY, _WAITING = 240, 8  # looks until a thread that computes, or that waits, is no longer waited for
+_WAITING, _STILL = 8, 240  # looks at which a thread waits for others, or stands still: then it is not waited for
 _turns = threading.Condition()
 _running: dict[int, int] = {}  # runs under way, by thread
 _moving: list[int] = []  # the threads that move params, or will: the first one goes first, before runs that begin later
@@ -45,12 +45,16 @@ def running(*, moves: bool = False) -> Generator[None, None, None]:
 
 def _wait(ahead: Callable[[], Iterable[int]]) -> None:
     """Wait until no thread is ahead, but not for one that waits itself: a pipeline may wait for this thread."""
-    left = 1.0
+    left, before = 1.0, None
     while left > 0 and (others := ahead()):
         if not _turns.wait(_PAUSE):
-            frames = sys._current_frames()
-            waits = [n not in frames or frames[n].f_code.co_filename == threading.__file__ for n in others]
-            left -= 1 / (_WAITING if all(waits) else _BUSY)
+            frames = [frame for n, frame in sys._current_frames().items() if n in others]
+            now = [(id(frame), frame.f_lasti) for frame in frames]
+            if all(frame.f_code.co_filename == threading.__file__ for frame in frames):
+                left -= 1 / _WAITING
+            else:
+                left = left - 1 / _STILL if now == before else 1.0
+            before = now
 
 
 def is_moved_elsewhere() -> bool:

@@ -138,8 +138,8 @@ class SparseForm(DenseForm):
         rows, params = evaluation.subject.rows(evaluation.layout), evaluation.layout.params
         entries = sum(o.size for o in rows) * evaluation.layout.count
         form = HessianForm() if isinstance(evaluation.subject, EnergyGradient) else DenseForm()
-        advice = "Rewrite that part of the kernel, or use fewer parameters at a time."
-        check_fits(f"{reason}, so J has to be computed dense, and takes with its entries", 16 * entries, advice)
+        advice = "Rewrite that part of the kernel, allow more max_memory=, or use fewer parameters."
+        check_fits(f"{reason}, so J has to be computed dense:", 8 * entries, advice, share=0.5)
         return [
             [csr_of(block.reshape(o.size, p.size)) for block, p in zip(row, params, strict=True)]
             for row, o in zip(form.blocks(evaluation), rows, strict=True)

@@ -17,7 +17,7 @@ from taichi_ext.labels import Label
 from taichi_ext.launches import JacobianKernel, PipelineArgument, container_key
 from taichi_ext.program.keys import Key
 from taichi_ext.record import record
-from taichi_ext.runtime.launching.session import LaunchRecord, Session, is_among, is_repeatable, warn_of_changes
+from taichi_ext.runtime.launching.session import LaunchRecord, Session, is_among, is_repeatable
 from taichi_ext.runtime.launching.tangents import save_stored
 from taichi_ext.runtime.launching.trace import is_host_array
 from taichi_ext.runtime.memory.shadows import FieldTable, row_of_entry, rows_under, view_of
@@ -261,7 +261,7 @@ class Pipeline(DualFollower):
         session.check_program()
         if self._trace is not None:
             session.clear(self._trace.end(self._tangents.along))
-        self._follow_host_arrays()
+        self._session.follow_arrays()
         if self._record is not None:
             self._record.end()
         session.end_pipeline()
@@ -289,7 +289,7 @@ class Pipeline(DualFollower):
             self._session.check_program()
             if self.runs_plainly_here(kernel, args, self._deactivate):
                 return None
-            self._follow_host_arrays()
+            self._session.follow_arrays()
             launched = self._session.launch(kernel, args, run=self._numbers)
             self._remember()  # before Python goes on
             if self._is_repeatable(kernel, launched.fused):  # if nothing is fresh any more, the next launch is the same
@@ -481,12 +481,3 @@ class Pipeline(DualFollower):
         if index is ...:
             return key, slice(None)
         return key, backend.rows_of_index(obj, index)
-
-    def _follow_host_arrays(self) -> None:
-        """Notice entries of NumPy arrays and tensors that Python code changed since the last launch."""
-        accesses, arrays = self._session.accesses, self._tangents.arrays
-        for region, rows in arrays.regions.changes():
-            self._tangents.clear(region.layout, rows)
-            if not accesses.overwritten:
-                warn_of_changes(region.name, len(rows))
-            accesses.note_overwritten(arrays.shared([region.layout]))

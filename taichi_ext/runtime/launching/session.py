@@ -282,9 +282,14 @@ class Session:
             rows = np.arange(rows.start, rows.stop)[entries] if isinstance(rows, slice) else rows[entries]
             if self.tangents.clear(view, rows):
                 is_changed = True
+                if not self.accesses.overwritten:
+                    warn_of_changes(self.tangents.carrier(view).name, len(rows))
                 self.accesses.note_overwritten(self.tangents.arrays.shared([view]))
-                warn_of_changes(self.tangents.carrier(view).name, len(rows))
         return is_changed
+
+    def follow_arrays(self) -> None:
+        """Notice entries of NumPy arrays and tensors that Python code changed since the last launch."""
+        self.clear((region.layout, rows) for region, rows in self.tangents.arrays.regions.changes())
 
     def _passed(
         self, fused: JacobianKernel, outer: Mapping[Key, View]

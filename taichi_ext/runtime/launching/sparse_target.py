@@ -65,7 +65,6 @@ class SparseEntries(DenseRows):
         self.launched: JacobianKernel | None = None
         self.changes = 0
         self._projection = projection
-        self._streams: Streams | None = None
         self.is_symmetric = True
         self._left_out: dict[Key, object] = {}  # names of containers whose tangents are not kept
         self._saved: list[
@@ -170,10 +169,7 @@ class SparseEntries(DenseRows):
         if key == ADJOINTS:
             assert self._adjoints is not None
             return self._adjoints.shadow.array
-        if self._streams is None:
-            self._streams = Streams.of(fused)
-            self._streams.begin()
-        return self._streams.array(key)
+        return Streams.of(fused).array(key)
 
     def run(self, fused: JacobianKernel, save: Callable[[State], None], launch: Callable[[], object]) -> Any:
         """Launch a kernel, and again if there was too little room for the entries that it counts."""
@@ -182,18 +178,19 @@ class SparseEntries(DenseRows):
         if streams.counts:
             save(state)
             _check_repeatable(state, fused)
+        streams.begin()
         while True:
             result = launch()
-            if self._streams is None or streams.has_room():
+            if streams.has_room():
                 return result
             state.undo()
             streams.make_room()
-            self._streams = None  # they are begun again
+            streams.begin()
 
     def collect(self, fused: JacobianKernel, outer: Mapping[Key, Key]) -> None:
         if not fused.sites:
             return
-        streams, self._streams = self._streams or Streams.of(fused), None  # kernels that only clear rows write nothing
+        streams = Streams.of(fused)
         if self._projection == "on_demand":
             if streams.counts and any(fused is other for other, *_ in self._saved):
                 raise UnsupportedError(

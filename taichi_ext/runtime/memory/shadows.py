@@ -254,12 +254,12 @@ def check_dense(what: str, needed: float) -> None:
         check_fits(what, needed, _ADVICE)
 
 
-def check_fits(what: str, needed: float, advice: str) -> None:
-    """Raise, before anything runs, if so many bytes are not free; ``what`` begins the message."""
-    free = available_memory()
-    if needed > free:
+def check_fits(what: str, needed: float, advice: str, share: float = 1.0) -> None:
+    """Raise, before anything runs, if so many bytes are not free in a share of memory; ``what`` begins the message."""
+    most, how = share * available_memory(), "are free" if share == 1.0 else "may be used"
+    if needed > most:
         raise InvalidArgumentError(
-            f"{what} {needed / 2**30:.1f} GiB, more than the {free / 2**30:.1f} GiB that are free. {advice}"
+            f"{what} {needed / 2**30:.1f} GiB, more than the {most / 2**30:.1f} GiB that {how}. {advice}"
         )
 
 
