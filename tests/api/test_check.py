@@ -58,7 +58,7 @@ NAMES = {f.__name__: f for f in (boundary_gradient, edge, mark, stop_gradient)}
 ROWS = rows_of(PROGRAMS)
 
 
-@pytest.mark.mostly_sweep("missing_column")
+@pytest.mark.mostly_sweep("missing_column", "nan_in_rows")
 @pytest.mark.double_only("the tolerances of float64")
 @pytest.mark.parametrize("name", ROWS)
 def test_programs(name):

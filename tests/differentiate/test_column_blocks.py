@@ -162,7 +162,7 @@ PROGRAMS += [steps, changed_parameter]
 each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 
 
-@pytest.mark.mostly_sweep("auto-sums", "sparse-read_indices", "dense-sums")
+@pytest.mark.mostly_sweep("auto-sums", "auto-constant_indices", "sparse-read_indices", "dense-sums")
 @each_program
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_blocks_that_differ_in_their_first_column_share_a_kernel(program, strategy):

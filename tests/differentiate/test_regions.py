@@ -83,7 +83,7 @@ def test_a_larger_array_takes_the_place_of_its_parts():
     assert list(regions) == [whole]
     assert regions.overlapping(view_of(SHAPED[1])) == [whole]
     assert whole.rows(view_of(SHAPED[1])) == slice(6, 12)
-    for again, parts in included(regions, SHAPED[1], SHAPED[0]):
+    for again, parts in included(regions, SHAPED[1], SHAPED[0], SHAPED[2:]):
         assert again is whole
         assert parts == []
 

@@ -224,5 +224,6 @@ def test_j_is_that_of_the_numbers_drawn(one_thread):
     text = "for i in y: y[i] = ti.random(ti.f64) if x[i] > 1.0 else x[i] * ti.random(ti.f64); r[i] = ti.random(ti.f64)"
     k = kernel_of(text, y=y, x=x, r=r)
     J = jacobian(k, x, y)
+    assert (np.append(y.to_numpy(), r.to_numpy()) > 0).all()
     drawn = np.where(x.to_numpy() > 1.0, 0.0, y.to_numpy() / x.to_numpy())
     assert_allclose(J, np.diag(drawn), rtol=1e-14)

@@ -96,6 +96,13 @@ def test_the_memory_that_there_is_holds_snapshots(chain):
     assert how.repeated <= 3 * how.launches
 
 
+def test_a_launch_that_is_given_its_step_keeps_rows_alone(chain):
+    x, c = ti.field(ti.f64, (21, N)), chain[3]
+    step = kernel_of("for i in c: x[t + 1, i] = ti.sin(x[t, i]) + c[i] * x[t, (i + 1) % N]", "t: int", x=x, c=c, N=N)
+    _, how = Prepared(lambda: [step(t) for t in range(20)], [c], [x]).products()
+    assert how.peak < 2 * 21 * STEP_BYTES
+
+
 def test_too_little_memory_for_one_step(chain):
     run, u, v, c, loss, reset = chain
     reset()

@@ -395,6 +395,16 @@ def test_what_else_a_solver_changes_is_a_constant(kind, call):
     np.testing.assert_allclose(found, 0 if kind == "output" else 1 / 12, rtol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{"chunk_size": 1}, {"mode": "reverse", "chunk_size": 1}], ids=["forward", "reverse"])
+def test_what_a_solver_adds_to_is_that_of_one_run(options):
+    p, x, r, runs = fields(2, 2, 2, ())
+    solve = kernel_of("runs[None] += 1.0; for i in x: x[i] += p[i] ** (1 / 3)", x=x, p=p, runs=runs)
+    root = custom_root(solve, kernel_of("for i in x: r[i] = x[i] ** 3 - p[i]", r=r, x=x, p=p), x, r)
+    p.from_numpy(np.array([8.0, 27.0]))
+    np.testing.assert_allclose(jacobian(lambda: root(), p, x, **options), np.diag([1 / 12, 1 / 27]), rtol=1e-6)
+    assert (runs[None], *x.to_numpy().round(9)) == (1, 2, 3)
+
+
 def test_what_a_solver_changes_and_python_stores_afterwards_is_known():
     p, x, r, other, y, solve, residual = cube_root()
     after = kernel_of("y[None] = x[None] * other[None]", y=y, x=x, other=other)

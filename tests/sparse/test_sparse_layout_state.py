@@ -107,9 +107,11 @@ def test_a_bit_that_was_not_set_reads_zero_again():
     t = ti.field(ti.f64)
     ti.root.bitmasked(ti.i, 8).place(t)
     read = kernel_of("read(i: int) -> ti.f64: return t[i]", t=t)
+    leave = kernel_of("ti.deactivate(node, [2])", node=t.parent())
     t[2] = 1.0
     (part,) = storage_parts(t)
     copy = part.copy()
+    leave()
     t[3] = 5.0
     part.put_back(copy)
     assert read(2) == 1 and read(3) == 0
