@@ -395,7 +395,9 @@ def test_what_else_a_solver_changes_is_a_constant(kind, call):
     np.testing.assert_allclose(found, 0 if kind == "output" else 1 / 12, rtol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{"chunk_size": 1}, {"mode": "reverse", "chunk_size": 1}], ids=["forward", "reverse"])
+@pytest.mark.parametrize(
+    "options", [{"chunk_size": 1}, {"mode": "reverse", "chunk_size": 1}], ids=["forward", "reverse"]
+)
 def test_what_a_solver_adds_to_is_that_of_one_run(options):
     p, x, r, runs = fields(2, 2, 2, ())
     solve = kernel_of("runs[None] += 1.0; for i in x: x[i] += p[i] ** (1 / 3)", x=x, p=p, runs=runs)
