@@ -168,11 +168,9 @@ def test_errors_show_the_users_frames_alone():
 def test_an_offset_hides_an_output_that_oscillates():
     """Differences with large steps see the offset's size, and not that smaller ones agree with J."""
     q, r = scalars([0.1, -0.07]), outputs(2)
-
-    @ti.kernel
-    def offset():
-        r[0] = (1000.0 + q[0]) ** 2 - 1e6 + q[1]
-        r[1] = ti.exp(-1e-3 * q[0]) * 1e9 + ti.sin(q[1] * 1e4)
+    offset = kernel_of(
+        "r[0] = (1000.0 + q[0]) ** 2 - 1e6 + q[1]; r[1] = ti.exp(-1e-3 * q[0]) * 1e9 + ti.sin(q[1] * 1e4)", r=r, q=q
+    )
 
     for scale in (1e-12, 1e-5, 10.0):
         write(q, scale * np.array([1.0, -0.7]))

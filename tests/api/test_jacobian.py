@@ -26,11 +26,9 @@ Pair = namedtuple("Pair", "first second")
 def test_dtype_is_that_of_the_output():
     x32, x64 = scalars([0.3], ti.f32), scalars([0.7])
     y32, y64 = outputs(1, dtype=ti.f32), outputs(1)
-
-    @ti.kernel
-    def k():
-        y32[0] = ti.cast(x64[0] * x32[0], ti.f32)
-        y64[0] = x64[0] * x32[0]
+    k = kernel_of(
+        "y32[0] = ti.cast(x64[0] * x32[0], ti.f32); y64[0] = x64[0] * x32[0]", y32=y32, y64=y64, x64=x64, x32=x32
+    )
 
     (single_by_32, single_by_64), (double_by_32, double_by_64) = jacobian(k, [x32, x64], [y32, y64])
     assert {single_by_32.dtype, single_by_64.dtype} == {np.dtype(np.float32)}

@@ -208,11 +208,9 @@ def test_a_kernel_for_blocks_is_not_exported(tmp_path):
 def test_the_last_block_shares_the_kernels_of_the_others(size):
     """Also where a parameter lies in it whole, kernels add to memory, and Python passes numbers on."""
     p, weights, total, y = scalars(numbers(7)), scalars(numbers(3, 1)[:, 0]), scalars([0.5]), outputs(M)
-
-    @ti.kernel
-    def add():
-        for i in p:
-            total[0] += p[i] * weights[i % 3] * total[0] ** 0.25
+    add = kernel_of(
+        "for i in p: total[0] += p[i] * weights[i % 3] * total[0] ** 0.25", p=p, total=total, weights=weights
+    )
 
     scale = kernel_of("for i in y: y[i] += factor * p[i] * weights[i % 3]", "factor: ti.f64", y=y, p=p, weights=weights)
 
