@@ -175,14 +175,7 @@ OUTPUTS = {  # the output, and whether there is order if several threads share t
     "chosen": ("x", False),
     "overlapping_pieces": ("x", True),
 }
-SEPARATE = {
-    "pieces": "x",
-    "few_rows": "z",
-    "quotients": "z",
-    "odd_from_even": "x",
-    "rows": "z",
-    "buffers": "z",
-}
+SEPARATE = {"pieces": "x", "few_rows": "z", "quotients": "z", "odd_from_even": "x", "rows": "z", "buffers": "z"}
 
 
 class Meeting:
@@ -273,12 +266,7 @@ def test_iterations_that_do_not_meet(name, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "arguments", "is_warned"),
-    [
-        ("butterflies", (1, 3), False),
-        ("strides", (2,), False),
-        ("strides", (2, 1), True),
-        ("two_apart", (1,), True),
-    ],
+    [("butterflies", (1, 3), False), ("strides", (2,), False), ("strides", (2, 1), True), ("two_apart", (1,), True)],
 )
 def test_indices_of_a_launch_are_compared(name, arguments, is_warned, monkeypatch):
     """With several threads, where the kernel alone does not show whether iterations read what others store."""

@@ -263,13 +263,7 @@ def transposed_programs(p, image):
     level = func_of("return p[n + 2] ** 2 - (x - p[n]) ** 2 - (y - p[n + 1]) ** 2", "x, y, n", p=p)
     return tuple(
         kernels_of(
-            TRANSPOSED,
-            "for i, j in image:\n    ...\n",
-            p=p,
-            image=image,
-            level=level,
-            coverage=coverage,
-            edge=edge,
+            TRANSPOSED, "for i, j in image:\n    ...\n", p=p, image=image, level=level, coverage=coverage, edge=edge
         ).values()
     )
 

@@ -262,7 +262,7 @@ SCENES = {  # function: parameters, steps, nodes of the mean of J
 }
 
 
-@pytest.mark.mostly_sweep("nested")
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", SCENES)
 def test_edges_are_found(name):
     given, steps, nodes = SCENES[name]

@@ -26,6 +26,8 @@ signs_of_constants: x, y = scalars([0.3, 0.8]), outputs(2)
 computed_entries_of_a_vector_of_indices(n: ti.types.vector(2, ti.i32)): x, y = scalars([0.3, 0.8, 1.4]), outputs(4) | x, y, args=(ti.Vector([2, 0]),)
     for i in range(4):
         y[i] = x[n[i % 2]] * x[n[(i + 1) % 2]] + x[n[1]]
+a_param_that_is_an_output: x, y = scalars([0.5, 0.8]), outputs(1) | x, [y, x]
+    y[0] = x[0] * x[1]
 extrema_at_a_tie_keep_the_entry: x, y = scalars([0.5, 0.5]), scalars([0.5, 0.5]) | [x, y], y, expected=[[np.zeros((2, 2)), np.eye(2)]]
     ti.atomic_max(y[0], x[0])
     ti.atomic_min(y[1], x[1])
