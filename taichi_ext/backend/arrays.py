@@ -282,6 +282,8 @@ def argument_problem(annotation: Any, value: object) -> str:
         return f"is a {type(value).__name__}; expected {host.cook_dtype(annotation).to_string()}"
     if is_array_annotation(annotation):
         return _array_problem(annotation, value)
+    if host.is_template(annotation) and is_array(value):
+        return "is an array, which no ti.template() takes; annotate the argument with ti.types.ndarray(...)"
     if isinstance(annotation, host.MatrixType) and is_torch_tensor(value):
         return "is a tensor; a vector or matrix is passed by value as a ti.Vector, a ti.Matrix or a list"
     if isinstance(annotation, host.MatrixType):

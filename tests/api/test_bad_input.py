@@ -160,6 +160,7 @@ with_args, '', y, args=args() -> params is ''
 with_args, 'a', 'v', args=args() -> outputs (argument 'v') | passed by value
 of_struct, 'p', y, args=(pair(a=1.0, b=2.0), 3.0) -> params is 'p' | name the members that are meant: 'p.a', 'p.b'
 of_struct, 't', y, args=(pair(a=1.0, b=2.0), 3.0) -> params (argument 't') | only scalar, vector, matrix and array arguments
+of_struct, x, y, args=(pair(a=1.0, b=2.0), n) -> args[1] ('t' of of_struct) is an array, which no ti.template() takes | ti.types.ndarray(...)
 lambda a: k(), 'a', y, args=(None,) -> params (argument 'a') | is None | Python function | is a number
 arrays, np.ones(3), o, args=(a, o) -> params is an array of shape (3,) | not among args
 arrays, a, a.copy(), args=(a, o) -> outputs is an array of shape (3,) | pass the same object
