@@ -212,8 +212,9 @@ class Calls:
             recorded = None if adjoint is None else kernel.recorded(n, adjoint, self._width)
             forward = kernel.forward(n, active=moving)
             plan = call.plans[name] = StagePlan(forward, adjoint, results, active, moving, recorded)
-            if adjoint is not None:
-                _ = (recorded or adjoint).stage.kernel  # compiled now, so that errors come before the way back
+            launched = [forward if recorded is None else kernel.forward(n, recorded=recorded.recorded)]
+            launched += [] if adjoint is None else [(recorded or adjoint).stage]
+            _ = [stage.kernel for stage in launched]  # compiled now, so that errors come before the launch
         for c in plan.results:
             self._cells.activate(event.cell(c))
         return plan
