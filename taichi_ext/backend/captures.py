@@ -488,10 +488,14 @@ def _note_name(context: TracingState, node: Any) -> None:
 
 
 def _note_attribute(context: TracingState, node: Any) -> None:
-    if _note_part(context, node, node.value, node.attr, node.ptr):
-        reader = _noting[-1].reader
-        if reader is not None:
-            node.ptr = reader.read_attribute(node.value.ptr, node.attr, node.ptr)
+    _note_read(context, node, node.value, node.attr)
+
+
+def _note_read(context: TracingState, node: Any, base: Any, name: str) -> None:
+    """Note that a node reads an attribute of another one's value."""
+    reader = _noting[-1].reader
+    if _note_part(context, node, base, name, node.ptr) and reader is not None:
+        node.ptr = reader.read_attribute(base.ptr, name, node.ptr)
 
 
 def _note_item(context: TracingState, node: Any) -> None:
@@ -527,12 +531,7 @@ def _note_call(context: TracingState, node: Any) -> None:
     """Note what a call of the recorder reads: ``<ad>.attribute(x, "name")``, a ``method`` or ``load``."""
     function = getattr(node.func, "id", "")
     if function == "<ad>.attribute":
-        attribute: Any = ast.Attribute(value=node.args[0], attr=node.args[1].value, ctx=ast.Load(), lineno=node.lineno)
-        attribute.ptr = node.ptr
-        _note_attribute(context, attribute)
-        node.ptr = attribute.ptr
-        if hasattr(attribute, "root"):
-            node.root = attribute.root
+        _note_read(context, node, node.args[0], node.args[1].value)
     elif function == "<ad>.method":
         base, name = node.args[0], node.args[1].value
         if hasattr(base.ptr, name):
@@ -560,17 +559,15 @@ def _followed(build: Callable[..., object], note: Callable[..., None]) -> Callab
 
 
 def _followed_call(build: Callable[..., object]) -> Callable[..., object]:
+    noted = _followed(build, _note_call)
+
     def wrapped(context: TracingState, node: Any) -> object:
         reader = _noting[-1].reader if _noting else None
         is_static = reader is not None and any(
             ASTResolver.resolve_to(node.func, static, context.global_vars) for static in (ti.static, ti.static_assert)
         )
-        if not is_static:
-            result = build(context, node)
-            if _noting:
-                _note_call(context, node)
-            return result
-        assert reader is not None
+        if reader is None or not is_static:
+            return noted(context, node)
         reader.enter_static(1)
         try:
             return build(context, node)
