@@ -34,7 +34,7 @@ _CHOICES = ("select", "ifte")  # of which the first argument is a condition
 _LOOPS = (ir.For, ir.While)
 
 
-class _Node(NamedTuple):
+class _Origin(NamedTuple):
     """A value, the number of its statement, and the first load that it was reached through."""
 
     value: ir.Value
@@ -48,7 +48,7 @@ class Origins:
     def __init__(self, body: ir.Body) -> None:
         self._around: list[tuple[ir.Statement, ...]] = []
         self._numbers: dict[ir.Statement, int] = {}
-        self._given: dict[ir.Memory, list[tuple[ir.Read | ir.Load | int | None, _Node]]] = defaultdict(list)
+        self._given: dict[ir.Memory, list[tuple[ir.Read | ir.Load | int | None, _Origin]]] = defaultdict(list)
         self._indices: set[ir.Local] = set()
         for n, (s, around) in enumerate(ir.enclosed(body)):
             self._numbers[s] = n
@@ -57,15 +57,15 @@ class Origins:
                 case ir.For(variables=variables):
                     self._indices.update(variables)
                 case ir.Declare(local=local, values=values):
-                    self._given[local] += ((m, _Node(value, n)) for m, value in enumerate(values))
+                    self._given[local] += ((m, _Origin(value, n)) for m, value in enumerate(values))
                 case ir.Store(target=target, value=value):
-                    self._given[target.memory].append((target, _Node(value, n)))
+                    self._given[target.memory].append((target, _Origin(value, n)))
                     if isinstance(s, ir.Atomic) and s.result is not None:
-                        self._given[s.result].append((0, _Node(target, n)))
+                        self._given[s.result].append((0, _Origin(target, n)))
                 case _:
                     written = s.writes if isinstance(s, ir.Effect) else ()
                     for memory, values in (*ir.flows(s, _CARRIERS), *((c, ir.values_of(s)) for c in written)):
-                        self._given[memory] += ((None, _Node(value, n)) for value in values)
+                        self._given[memory] += ((None, _Origin(value, n)) for value in values)
 
     def hidden(
         self, s: ir.Statement, values: Iterable[ir.Value], position: Position, *, with_origins: bool = False
@@ -86,7 +86,7 @@ class Origins:
                     stored |= {(local, m) for m in (range(math.prod(local.shape)) if n is None else (n,))}
         unnamed = {(local, None) for local, _ in position}
         number = self._numbers[s]
-        for node in self._reads([_Node(value, number) for value in values], position, stored):
+        for node in self._reads([_Origin(value, number) for value in values], position, stored):
             value, _, load = node
             if isinstance(value, ir.Load):
                 own = [x for x in loads if x.container is value.container and not _differ(x, value)]
@@ -101,8 +101,8 @@ class Origins:
                 yield value, load
 
     def _reads(
-        self, start: list[_Node], position: Position = frozenset(), stored: Position = frozenset()
-    ) -> Iterator[_Node]:
+        self, start: list[_Origin], position: Position = frozenset(), stored: Position = frozenset()
+    ) -> Iterator[_Origin]:
         """The reads and loads that a change of values may come from.
 
         They go through memory, if there is something stored to look for, and end at the position.
@@ -122,16 +122,16 @@ class Origins:
                 yield node
                 pending += (of._replace(load=load or value) for of in self._stored(value, number, stored) if stored)
             else:
-                pending += (_Node(operand, number, load) for operand in _operands(value))
+                pending += (_Origin(operand, number, load) for operand in _operands(value))
 
-    def _defining(self, entry: Entry) -> Iterator[_Node]:
+    def _defining(self, entry: Entry) -> Iterator[_Origin]:
         """What an entry of a local is given anywhere."""
         for target, node in self._given[entry[0]]:
             n = target.number if isinstance(target, ir.Read) else target
             if n is None or entry[1] is None or n == entry[1]:
                 yield node
 
-    def _stored(self, load: ir.Load, number: int, position: Position) -> Iterator[_Node]:
+    def _stored(self, load: ir.Load, number: int, position: Position) -> Iterator[_Origin]:
         """What a load in the statement with a number may see of the kernel's stores, within one position."""
         moving = {local for local, _ in position}
         for target, node in self._given[load.container]:
@@ -193,7 +193,7 @@ class Origins:
             for node in nodes if not moving else ():
                 if isinstance(node.value, ir.Load):
                     loads.append(node.value)
-                    places = [_Node(i, node.number) for i in node.value.indices if isinstance(i, ir.Value)]
+                    places = [_Origin(i, node.number) for i in node.value.indices if isinstance(i, ir.Value)]
                     indices |= _entries(self._reads(places))
         return indices, loads
 
@@ -207,7 +207,7 @@ class Origins:
         total = 0.0
         for factor, value in weighted_terms(definitions[0].value):
             slope = self._slope(_entry(value), index) if isinstance(value, ir.Read) else None
-            if slope is None and (isinstance(value, ir.Read) or index in _entries(self._reads([_Node(value, 0)]))):
+            if slope is None and (isinstance(value, ir.Read) or index in _entries(self._reads([_Origin(value, 0)]))):
                 return None
             total += factor * (slope or 0)
         return total
@@ -236,7 +236,7 @@ def _constant(index: int | ir.Value) -> float | None:
     return index if isinstance(index, int) else index.value if isinstance(index, ir.Const) else None
 
 
-def _entries(nodes: Iterable[_Node]) -> set[Entry]:
+def _entries(nodes: Iterable[_Origin]) -> set[Entry]:
     """What is read in nodes."""
     return {_entry(node.value) for node in nodes if isinstance(node.value, ir.Read)}
 

@@ -17,8 +17,8 @@ from taichi_ext import backend
 from taichi_ext.cached import cached_property
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.sparse.matrices import Pattern, listed_terms, total_pattern
-from taichi_ext.solvers.bounds import Part, entry_name, slices_of
 from taichi_ext.solvers.operator import require_scipy
+from taichi_ext.solvers.parts import Part, entry_name, slices_of
 from taichi_ext.solvers.systems import FIRST_DAMPING, LEAST_DAMPING, solve_symmetric
 
 # Sparse matrices in small dense blocks: how they are cut, and their products, by a kernel where it pays.

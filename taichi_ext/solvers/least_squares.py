@@ -18,11 +18,11 @@ from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.types import Structure
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.errors import InvalidArgumentError, shown, unexpected, with_short_traceback
-from taichi_ext.solvers.bounds import bounds_of, is_complex, rounded, scale_of, start_within
 from taichi_ext.solvers.elimination import whole
 from taichi_ext.solvers.levenberg import Ended, Point, Space, StoppingCriteria, minimize
 from taichi_ext.solvers.normal_equations import check_matrix_format, weights_of
 from taichi_ext.solvers.operator import require_scipy
+from taichi_ext.solvers.parts import bounds_of, is_complex, rounded, scale_of, start_within
 from taichi_ext.solvers.problem import Loss, LossOver, Problem, Robust, Weighted
 from taichi_ext.solvers.results import History, LeastSquaresIteration, LeastSquaresResult, Solved, place_of, print_line
 from taichi_ext.solvers.shards import AnyExecutor, ShardedProblem, Shards, check_shard_options

@@ -32,8 +32,8 @@ from taichi_ext.api.plans.plan import Plan
 from taichi_ext.api.runs.second_order import point_along, point_of, with_choices
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError, shown, with_short_traceback
 from taichi_ext.runtime.sparse.matrices import positive_factors
-from taichi_ext.solvers.bounds import pieces_of
 from taichi_ext.solvers.operator import require_scipy, required
+from taichi_ext.solvers.parts import pieces_of
 from taichi_ext.solvers.problem import Problem
 
 # Directions: by a factorisation of the sparse Hessian, or by products with it.

@@ -20,8 +20,8 @@ from taichi_ext.api.jacobian import block_size, matrices, prepared_form, side_by
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.errors import InvalidArgumentError, unexpected, with_short_traceback
 from taichi_ext.runtime.memory.shadows import check_fits
-from taichi_ext.solvers.bounds import Part, check_finite, pieces_of
 from taichi_ext.solvers.operator import require_scipy
+from taichi_ext.solvers.parts import Part, check_finite, pieces_of
 from taichi_ext.solvers.problem import output_parts, residual_vector
 from taichi_ext.solvers.shards import AnyExecutor, Shards, check_shard_options
 

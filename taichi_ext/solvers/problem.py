@@ -23,11 +23,11 @@ from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.replay import values_of
 from taichi_ext.errors import InvalidArgumentError, shown, unexpected
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
-from taichi_ext.solvers.bounds import Part, check_finite, check_rows_finite, entry_name, pieces_of, slices_of
 from taichi_ext.solvers.elimination import BlockLayout, BlockProducts, SparseJacobian, SparseSystem, stacked, whole
 from taichi_ext.solvers.levenberg import Point, System
 from taichi_ext.solvers.manifolds import Manifold, retraction
 from taichi_ext.solvers.operator import require_scipy
+from taichi_ext.solvers.parts import Part, check_finite, check_rows_finite, entry_name, pieces_of, slices_of
 from taichi_ext.solvers.systems import rows_times, system_of
 
 # Robust losses: functions of squared residuals, and the scaling of residuals and rows of J.

@@ -15,7 +15,7 @@ import numpy as np
 from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import is_positive
 from taichi_ext.errors import InvalidArgumentError, shown, unexpected
-from taichi_ext.solvers.bounds import Part, pieces_of, slices_of
+from taichi_ext.solvers.parts import Part, pieces_of, slices_of
 from taichi_ext.solvers.systems import inverse_part
 
 

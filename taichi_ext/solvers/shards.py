@@ -27,9 +27,9 @@ from taichi_ext.api.jacobian import in_structure, prepared_form, real_array
 from taichi_ext.api.runs.by_adjoint import value_and_row
 from taichi_ext.api.runs.subject import by_param
 from taichi_ext.errors import InvalidArgumentError, ShardError, shown, unexpected, with_short_traceback
-from taichi_ext.solvers.bounds import Part, check_finite, pieces_of, rounded
 from taichi_ext.solvers.elimination import BlockLayout, SparseSystem
 from taichi_ext.solvers.levenberg import Point, System
+from taichi_ext.solvers.parts import Part, check_finite, pieces_of, rounded
 from taichi_ext.solvers.problem import Charts
 from taichi_ext.solvers.shard_worker import GRADIENT, Failure, Sums, Task, Worker, imported, run, start_taichi
 from taichi_ext.solvers.systems import NormalSystem

@@ -11,8 +11,8 @@ import numpy as np
 
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.sparse.matrices import positive_factors
-from taichi_ext.solvers.bounds import Part, entry_name
 from taichi_ext.solvers.operator import require_scipy
+from taichi_ext.solvers.parts import Part, entry_name
 
 _FEW_NUMBERS = 2**18  # of a J that is decomposed
 _ROWS = 2**10  # rows of a dense J in one product: few, so that threads do not change the order of sums

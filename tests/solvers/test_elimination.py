@@ -11,8 +11,8 @@ from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, least_squares
 from taichi_ext.solvers import elimination
-from taichi_ext.solvers.bounds import Part
 from taichi_ext.solvers.elimination import BlockLayout, BlockProducts, SparseJacobian, SparseSystem
+from taichi_ext.solvers.parts import Part
 
 sparse = pytest.importorskip("scipy.sparse")
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("compared with float64")]

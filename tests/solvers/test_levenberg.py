@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext.solvers.bounds import Part
 from taichi_ext.solvers.elimination import BlockLayout, SparseJacobian, SparseSystem
 from taichi_ext.solvers.levenberg import Point, Space, StoppingCriteria, minimize
+from taichi_ext.solvers.parts import Part
 from taichi_ext.solvers.problem import LOSSES
 from taichi_ext.solvers.results import History
 from taichi_ext.solvers.systems import JacobianSystem, NormalSystem, system_of

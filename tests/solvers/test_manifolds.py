@@ -8,7 +8,7 @@ from kernel_texts import kernel_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, Manifold, least_squares, manifolds
-from taichi_ext.solvers.bounds import Part
+from taichi_ext.solvers.parts import Part
 from taichi_ext.solvers.problem import Charts
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.double_only("compared with float64")]

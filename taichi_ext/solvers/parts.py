@@ -1,4 +1,4 @@
-"""Bounds and scales of all parameters as vectors; errors for a start outside of them and numbers not finite."""
+"""The parts of a vector of all parameters or residuals: their bounds and scales, and errors that name an entry."""
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
