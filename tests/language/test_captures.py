@@ -8,6 +8,7 @@ import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars
 from numpy.testing import assert_allclose
+from runtimes import RUNTIME
 
 from taichi_ext import Jacobian, UnsupportedError, jacobian
 
@@ -96,7 +97,8 @@ class TestBetweenLaunches:
 
         s = (ti.data_oriented(Doubled) if is_decorated else Doubled)()
         s.step()
-        assert_allclose(s.y.to_numpy(), [2.0, 4.0] if is_decorated else [0.5, 1.0], rtol=1e-12)
+        is_own = is_decorated or RUNTIME == "quadrants"  # which asks the object
+        assert_allclose(s.y.to_numpy(), [2.0, 4.0] if is_own else [0.5, 1.0], rtol=1e-12)
         check_jacobian(s.step, s.x, s.y)
 
 
