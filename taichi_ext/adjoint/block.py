@@ -14,7 +14,7 @@ from taichi_ext.adjoint.stages import is_entry
 from taichi_ext.adjoint.sweep import Gather, Sweep, Weights, array_of, is_none, substitution
 from taichi_ext.analysis.affine import Affine, Atom, atom_value, linear_form, value_of
 from taichi_ext.analysis.same_values import ValueNumbers
-from taichi_ext.differentiate.rules.table import Rule, partials_of_operation, rule_of
+from taichi_ext.differentiate.rules.table import AGAIN, LAST, Rule, partials_of_operation, rule_of
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Const, Load, Local, Op, Read, Value
 from taichi_ext.program.build import (
@@ -197,7 +197,7 @@ class Block:
             if isinstance(definition, Op) and definition.name == "sqrt" and is_same(definition.args[0], x):
                 partial = multiply(self._value(root, node.dtype, values), 1.5)  # without a division, and at 0
                 return [(x, self.times(ws, partial, is_singular=False))]
-        rule = rule_of(node, self._definition, is_again=self.sweep.is_again)
+        rule = rule_of(node, self._definition, AGAIN if self.sweep.is_again else LAST)
         active = [a for a in node.args if self.sweep.has(a)]
         if rule.kind == "unknown":
             raise UnsupportedError(f"{ir.cited(node.place)}The derivative of {node.name} is not known.")

@@ -12,6 +12,7 @@ from taichi_ext.differentiate.forms.entry_sites import SparseResult
 from taichi_ext.differentiate.plan.report import Report
 from taichi_ext.differentiate.plan.sparse_numbering import RowNumbering, SparseSeeds
 from taichi_ext.differentiate.plan.storage_facts import StorageLimits
+from taichi_ext.differentiate.rules.table import AGAIN, LAST, Rules
 from taichi_ext.program import Container, Local, Program, Type
 from taichi_ext.program.keys import Purpose, Scratch
 
@@ -51,6 +52,10 @@ class Use:
     sums: EnergySums | None = None  # the energy, if its gradient is added up term by term
     # the containers that the energy is computed from, if written here; they have columns
     intermediates: frozenset[Container] = frozenset()
+
+    @property
+    def rules(self) -> Rules:
+        return {True: AGAIN, False: LAST}[self.is_again]
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from taichi_ext.program.build import (
     multiply,
     operation,
     select,
+    written_out,
 )
 
 
@@ -113,7 +114,7 @@ class Guarded:
     factor: Coefficient
     is_chosen: bool = False  # where the coefficient is zero, so is the product: a choice did not pick the row
     may_be_infinite: bool = True  # the coefficient may be; where the row is zero, so is the product
-    is_again: bool = False  # whether the product is differentiated again
+    finish: Callable[[Value], Value] = written_out  # writes the product: ``Rules.finish``
 
 
 Weight = Coefficient | Guarded
@@ -168,8 +169,7 @@ def _guarded_as(c: Coefficient, *sources: Weight) -> Weight:
     guards = [s for s in sources if isinstance(s, Guarded)]
     if not guards or is_number(c, 0):
         return c
-    flags = (any(g.is_chosen for g in guards), any(g.may_be_infinite for g in guards), any(g.is_again for g in guards))
-    return Guarded(c, *flags)
+    return Guarded(c, any(g.is_chosen for g in guards), any(g.may_be_infinite for g in guards), guards[0].finish)
 
 
 def coefficient(c: Weight, dtype: Type) -> Value:
@@ -178,17 +178,14 @@ def coefficient(c: Weight, dtype: Type) -> Value:
 
 
 def times_entry(c: Weight, entry: Value) -> Coefficient:
-    if isinstance(c, Guarded) and not is_number_or_zero(c.factor):
-        can_be_left_out = c.is_chosen and isinstance(c.factor, Value)
-        if c.is_again and isinstance(c.factor, Value):
-            pair = (c.factor, entry) if can_be_left_out else (entry, c.factor)
-            return operation(GUARDED_BOTH if can_be_left_out and c.may_be_infinite else GUARDED, *pair)
-        zero = literal(0, entry.dtype)
-        product = multiply(c.factor, entry)
-        if c.may_be_infinite:
-            product = select(operation("eq", entry, 0.0), zero, product)
-        return select(operation("eq", c.factor, 0.0), zero, product) if can_be_left_out else product
-    return multiply(bare(c), entry)
+    if not isinstance(c, Guarded) or is_number_or_zero(c.factor):
+        return multiply(bare(c), entry)
+    can_be_left_out, factor = c.is_chosen and isinstance(c.factor, Value), coefficient(c, entry.dtype)
+    if can_be_left_out:
+        guarded = operation(GUARDED_BOTH, entry, factor) if c.may_be_infinite else operation(GUARDED, factor, entry)
+    else:
+        guarded = operation(GUARDED, entry, factor)
+    return c.finish(guarded)
 
 
 def accumulate(into: Form, form: Form, weight: Weight = 1) -> None:
@@ -205,22 +202,16 @@ def negated(form: Form) -> Form:
     return result
 
 
-def guarded_scale(form: Form, weight: Coefficient, *, is_again: bool = False) -> Form:
-    """``weight * form``; a zero tangent stays zero even if the weight is infinite.
-
-    ``is_again``: whether it is differentiated again, so that it stays one operation.
-    """
+def guarded_scale(form: Form, weight: Coefficient, finish: Callable[[Value], Value] = written_out) -> Form:
+    """``weight * form``; a zero tangent stays zero even if the weight is infinite."""
     scaled: Form = {}
     for leaf, c in form.items():
         factor = bare(c)
         product = multiply(weight, factor)
         if isinstance(weight, Value) and isinstance(factor, Value) and isinstance(product, Value):
-            if is_again:
-                product = operation(GUARDED, factor, weight)
-            else:
-                product = select(operation("eq", factor, 0.0), literal(0, product.dtype), product)
+            product = finish(operation(GUARDED, factor, weight))
         is_chosen = isinstance(c, Guarded) and c.is_chosen
-        scaled[leaf] = Guarded(product, is_chosen, is_again=is_again) if is_row(leaf) else product
+        scaled[leaf] = Guarded(product, is_chosen, finish=finish) if is_row(leaf) else product
     return scaled
 
 
@@ -235,7 +226,9 @@ def where_nonzero(value: Value, form: Form) -> Form:
     return scaled
 
 
-def chosen(picks: Iterable[Value | None], forms: list[Form], dtype: Type, *, is_again: bool = False) -> Form:
+def chosen(
+    picks: Iterable[Value | None], forms: list[Form], dtype: Type, finish: Callable[[Value], Value] = written_out
+) -> Form:
     """The form of the first argument whose condition holds; the last condition is None (otherwise)."""
     conditions = list(picks)
     result: Form = {}
@@ -246,7 +239,7 @@ def chosen(picks: Iterable[Value | None], forms: list[Form], dtype: Type, *, is_
             assert condition is not None  # only the last one is
             value = select(condition, coefficient(c, dtype), value)
         may_be_infinite = any(isinstance(c, Guarded) and c.may_be_infinite for c in coefficients)
-        guarded = Guarded(value, is_chosen=True, may_be_infinite=may_be_infinite, is_again=is_again)
+        guarded = Guarded(value, True, may_be_infinite, finish)
         result[leaf] = guarded if is_row(leaf) else value
     return result
 

@@ -16,7 +16,8 @@ beside NaN the other; ``x % y`` has the partials 1 and ``-floor(x / y)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from taichi_ext.program import Const, FoldedConst, Op, Type, Value
@@ -35,6 +36,7 @@ from taichi_ext.program.build import (
     operation,
     select,
     subtract,
+    written_out,
 )
 
 Partial = Coefficient | Callable[..., Coefficient] | None  # from arguments and result; None: of a choice
@@ -135,13 +137,26 @@ _SQUARE = Rule("square", (lambda a, b, o: multiply(2, a), 0))  # x * x: one argu
 _NORM = Rule("norm", (lambda a, o: select(operation("eq", o, 0.0), 0.0, _div(0.5, o)),), takes="o")
 
 
-# For a second differentiation: where a tangent or exponent is 0, its derivative may be nonzero
+@dataclass(frozen=True)
+class Rules:
+    """The lines for a differentiation whose result is the end (``LAST``), or is differentiated again (``AGAIN``)."""
+
+    lines: Mapping[str, Rule]
+    norm: Rule
+    finish: Callable[[Value], Value]  # writes products of a possibly infinite factor
+    smooth_base: float = math.inf  # the sign of a base from which on its powers from 1 on have finite partials
+    roots: frozenset[str] = frozenset()  # functions whose powers in a product are one factor
+
+
+# where a tangent or exponent is 0, its derivative may be nonzero
 _AGAIN = {
     "pow": Rule("pow", (lambda a, b, o: _pow_base_again(a, b, o), _pow_exponent), kind="singular", takes="ao"),
     "log": replace(RULES["log"], kind="smooth"),  # the value is infinite where the partial is
     "rsqrt": replace(RULES["rsqrt"], kind="smooth"),
 }
 _NORM_AGAIN = replace(_NORM, partials=(lambda a, o: multiply(0.5, operation(INVERSE, o)),))
+LAST = Rules(RULES, _NORM, written_out)
+AGAIN = Rules(RULES | _AGAIN, _NORM_AGAIN, lambda product: product, 0, frozenset(("sqrt",)))
 
 
 def _pow_base_again(a: Value, b: Value, o: Value) -> Coefficient:
@@ -150,26 +165,23 @@ def _pow_base_again(a: Value, b: Value, o: Value) -> Coefficient:
     return operation(GUARDED, b, operation("pow", a, operation("sub", b, 1)))
 
 
-def rule_of(op: Value, definition: Callable[[Value], Value], *, is_again: bool = False) -> Rule:
+def rule_of(op: Value, definition: Callable[[Value], Value], rules: Rules) -> Rule:
     """The line for an operation; for all other values one of kind "unknown".
 
-    ``definition`` gives the definition of a local that does not change; ``is_again``: whether the partials are
-    differentiated again.
+    ``definition`` gives the definition of a local that does not change.
     """
     if not isinstance(op, Op):
         return _KNOWN if isinstance(op, FoldedConst) else _UNKNOWN
-    rule = RULES.get(op.name, _UNKNOWN)
-    if is_again:
-        rule = _AGAIN.get(op.name, rule)
+    rule = rules.lines.get(op.name, _UNKNOWN)
     if op.name == "mul" and is_same(*op.args):
         return _SQUARE
     if op.name in ("sqrt", "rsqrt", "log") and sign_of(op.args[0], definition) > 0:
         return replace(rule, kind="smooth")
     if op.name == "sqrt" and _is_sum_of_squares(op.args[0], definition):
-        return _NORM_AGAIN if is_again else _NORM
+        return rules.norm
     exponent = op.args[1] if op.name == "pow" else None
     if isinstance(exponent, Const) and exponent.value >= 1:
-        is_finite = float(exponent.value).is_integer() or (is_again and sign_of(op.args[0], definition) >= 0)
+        is_finite = float(exponent.value).is_integer() or sign_of(op.args[0], definition) >= rules.smooth_base
         return replace(rule, kind="smooth", takes="a") if is_finite else rule
     return rule
 

@@ -51,6 +51,7 @@ class ProductFactors:
         definition: gives the definition of a local that does not change.
         unchanging: the locals that never change.
         has_tangent: whether the tangent of a part of a definition is known from where that stands.
+        roots: the names of the functions that count as roots.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class ProductFactors:
         definition: Callable[[ir.Value], ir.Value],
         unchanging: set[ir.Local],
         has_tangent: Callable[[ir.Value], bool],
+        roots: frozenset[str],
     ) -> None:
         self._definition, self._unchanging, self._has_tangent = definition, unchanging, has_tangent
+        self._roots = roots
         self._rooted: dict[ir.Value, bool] = {}
         self._factors: dict[ir.Value, Factors] = {}
         self._numbers = ValueNumbers(self._lasting)
@@ -71,7 +74,7 @@ class ProductFactors:
 
     def of_roots(self, node: ir.Op) -> list[Factor]:
         """The factors of a product with a root among them more than once; [] for other nodes."""
-        leaves = list(self._of(node).values()) if self._has_root(node) else []
+        leaves = list(self._of(node).values()) if self._roots and self._has_root(node) else []
         return leaves if any(f.is_root for f in leaves) else []
 
     def _has_root(self, value: ir.Value) -> bool:
@@ -80,7 +83,7 @@ class ProductFactors:
             known, args = self._definition(value), ()
             if isinstance(known, ir.Op):
                 args = known.args if known.name in ("mul", "neg", *_QUOTIENTS) else known.args[: known.name == "pow"]
-            self._rooted[value] = _is_root(known) or any(map(self._has_root, args))
+            self._rooted[value] = self._is_root(known) or any(map(self._has_root, args))
         return self._rooted[value]
 
     def _of(self, value: ir.Value) -> Factors:
@@ -99,13 +102,16 @@ class ProductFactors:
                 return _product(self._of(a), self._of(b), -1)
             case ir.Op(name="neg", args=(a,)):
                 return _product({"neg": Factor(literal(-1, value.dtype), 1)}, self._of(a))
-            case ir.Op(name="pow", args=(a, ir.Const(value=n))) if n == int(n) or _is_root(self._definition(a)):
+            case ir.Op(name="pow", args=(a, ir.Const(value=n))) if n == int(n) or self._is_root(self._definition(a)):
                 return _product({}, self._of(a), n)
             case inner:
-                radicand = known.args[0] if isinstance(known, ir.Op) and _is_root(known) else None
+                radicand = known.args[0] if isinstance(known, ir.Op) and self._is_root(known) else None
                 if radicand is not None and not is_same and not self._has_tangent(radicand):
                     radicand = None
                 return {self._numbers.of(inner): Factor(value, 1, radicand)}
+
+    def _is_root(self, value: ir.Value) -> bool:
+        return isinstance(value, ir.Op) and value.name in self._roots
 
     def _is_unchanging(self, value: ir.Value) -> bool:
         """Whether a definition has the same value wherever it is evaluated."""
@@ -137,10 +143,6 @@ def _product(a: Factors, b: Factors, power: Number = 1) -> Factors:
     return result
 
 
-def _is_root(value: ir.Value) -> bool:
-    return isinstance(value, ir.Op) and value.name == "sqrt"
-
-
 def _power(value: ir.Value, power: Number) -> Coefficient:
     if power < 0:
         return operation("truediv", 1.0, operation("pow", value, -power) if power != -1 else value)
@@ -170,14 +172,15 @@ class Linearizer:
         self._locals = locals_
         self._containers = containers
         self._coverage = coverage
-        self.is_again = walk.facts.seeds.use.is_again
-        self._rule = functools.partial(rule_of, definition=self.definition, is_again=self.is_again)
+        rules = walk.facts.seeds.use.rules
+        self._rule = functools.partial(rule_of, definition=self.definition, rules=rules)
+        self._finish = rules.finish
         self.forms: dict[ir.Value, linear.Form] = {}  # forms of nodes that are not smooth
         self.tapes: dict[ir.Value, list[Step]] = {}
         self.lasting: dict[ir.Value, linear.Form] = {}  # within the definitions of deferred locals
         self.lasting_tapes: dict[ir.Value, list[Step]] = {}
         self.sweeps = 0
-        self._products = ProductFactors(self.definition, walk.builder.frozen, self._has_tangent)
+        self._products = ProductFactors(self.definition, walk.builder.frozen, self._has_tangent, rules.roots)
 
     def begin_statement(self) -> None:
         """Forget the forms of the previous statement."""
@@ -316,7 +319,7 @@ class Linearizer:
     def _parts(self, node: ir.Value) -> list[ir.Value]:
         """The arguments that may be in a node's tape; of a long value, their tapes come first: it can name them."""
         is_known = node in self.lasting_tapes or node in self.tapes or node.contents.size <= SHORT
-        if is_known or not isinstance(node, ir.Op) or (self.is_again and self._products.of_roots(node)):
+        if is_known or not isinstance(node, ir.Op) or self._products.of_roots(node):
             return [a for a, _ in self.tape(node)]
         pairs = zip(node.args, self._rule(node).partials, strict=False)
         return [a for a, partial in pairs if partial is not None and self._walk.facts.is_active(a)]
@@ -333,7 +336,7 @@ class Linearizer:
         if node not in self.tapes:
             assert isinstance(node, ir.Op)
             with self._walk.builder.at(node.place):
-                self.tapes[node] = (self._of_roots(node) if self.is_again else []) or self._partials(node)
+                self.tapes[node] = self._of_roots(node) or self._partials(node)
         return self.tapes[node]
 
     def _of_roots(self, node: ir.Op) -> list[Step]:
@@ -375,7 +378,7 @@ class Linearizer:
             ):  # else a zero tangent might not stay zero
                 for loop in self._walk.cursor.loops:
                     self._walk.plan.forward.setdefault(loop.statement, _SINGULAR)
-            linear.accumulate(form, linear.guarded_scale(inner, partial, is_again=self.is_again))
+            linear.accumulate(form, linear.guarded_scale(inner, partial, self._finish))
         return form
 
     def _guarded(self, node: ir.Op) -> linear.Form:
@@ -407,7 +410,7 @@ class Linearizer:
             values = [self._walk.expressions.keep(a, node.dtype) for a in args]
             values.append(self._walk.expressions.keep(node))
             picks = tuple(p if p is None else self._walk.builder.keep(p, "is_first") for p in rule.picks(*values))
-        return linear.chosen(picks, forms, node.dtype, is_again=self.is_again)
+        return linear.chosen(picks, forms, node.dtype, self._finish)
 
 
 def _is_zero_otherwise(value: ir.Value) -> TypeGuard[ir.Op]:
