@@ -17,7 +17,7 @@ from taichi_ext.analysis.energy_sums import EnergySums, energy_sums
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.facts.decisions import Device, Differentiated, DifferentiationRequest, Role, Use
 from taichi_ext.differentiate.forms.entry_sites import IntermediatesError, check_sparse
-from taichi_ext.differentiate.plan.sparse_numbering import SparseSeeds
+from taichi_ext.differentiate.plan.sparse_numbering import RowSeeds, SparseSeeds
 from taichi_ext.differentiate.plan.storage_facts import SPARSE, STRATEGIES
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.launches.launch import (
@@ -254,7 +254,7 @@ def seeds_of(
     """The seeds of a launch, by the locals and containers of its program."""
     numbers, rows = number_locals(program, launch, constants), launch.numbers.shadow
     before = launch.block.first if rows is None else 0  # rows are numbered by themselves
-    limits, sparse = STRATEGIES[launch.strategy], None
+    limits, sparse = STRATEGIES[launch.strategy], RowSeeds()
     if launch.sparse is not None:
         limits = SPARSE if launch.strategy == "auto" else limits
         keys: dict[Local | Container, Key] = {what: key for what, (key, _) in numbers.items()}

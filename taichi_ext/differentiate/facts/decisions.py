@@ -10,7 +10,7 @@ from taichi_ext.analysis.energy_sums import EnergySums
 from taichi_ext.analysis.loops import Extents
 from taichi_ext.differentiate.forms.entry_sites import SparseResult
 from taichi_ext.differentiate.plan.report import Report
-from taichi_ext.differentiate.plan.sparse_numbering import RowNumbering, SparseSeeds
+from taichi_ext.differentiate.plan.sparse_numbering import RowNumbering, RowSeeds
 from taichi_ext.differentiate.plan.storage_facts import StorageLimits
 from taichi_ext.differentiate.rules.table import AGAIN, LAST, Rules
 from taichi_ext.program import Container, Local, Program, Type
@@ -70,7 +70,7 @@ class DifferentiationRequest:
     wants_return: bool = False
     device: Device = field(default_factory=Device)
     values: tuple[Type, int] | None = None  # if ``arguments`` are rows of a shadow: its type and row count
-    sparse: SparseSeeds | None = None  # of a sparse Jacobian
+    sparse: RowSeeds = field(default_factory=RowSeeds)  # ``SparseSeeds`` of a sparse Jacobian
     first_column: int | None = None  # of a block of columns, from which columns are counted; None: all columns
     ignored: frozenset[Container | Local] = frozenset()  # their tangents are not needed
     use: Use = field(default_factory=Use)
@@ -84,9 +84,7 @@ class DifferentiationRequest:
     def start(self) -> set[Container]:
         """The containers that carry tangents when the kernel starts."""
         result = {c for c, role in self.roles.items() if role.first_column is not None or not role.is_fresh}
-        if self.sparse is not None:
-            result |= {c for c in self.roles if self.sparse.has_entries(c, self.sparse.columns.intermediates)}
-        return result
+        return result | set(filter(self.sparse.has_tangents, self.roles))
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ class LocalSlots:
                 builder.assign(column, columns[n])
                 builder.assign(value, linear.coefficient(terms[n][1], self._zero.dtype))
                 continue
-            if not self._walk.numbering.all_in_rows:
+            if self._walk.numbering.frees_slots:
                 builder.assign(column, self._no_column)
             builder.assign(value, self._zero)
 

@@ -48,8 +48,31 @@ class ColumnDecisions:
             self.versions.pop(SumKey(local.name, number), None)
 
 
+class RowSeeds:
+    """The request for rows of all columns: a dense Jacobian, or the gradient of an energy."""
+
+    starts: Mapping[Key, int] = {}
+
+    def has_tangents(self, container: Container) -> bool:
+        """Whether a container has columns of its own, or rows of entries, when the kernel starts."""
+        return False
+
+    def decisions(self, parameters: Mapping[Container, bool], sizes: Mapping[Container, int]) -> ColumnDecisions:
+        """The plan of the columns before the first pass.
+
+        Args:
+            parameters: the containers with tangents that a program stores to, in its order, and which are parameters.
+            sizes: their sizes.
+        """
+        return ColumnDecisions()
+
+    def numbering(self, width: int, planned: ColumnDecisions) -> RowNumbering:
+        """The columns of a walk."""
+        return RowNumbering(width)
+
+
 @dataclass(frozen=True)
-class SparseSeeds:
+class SparseSeeds(RowSeeds):
     """The request for a sparse Jacobian."""
 
     columns: SparseColumns
@@ -63,9 +86,26 @@ class SparseSeeds:
         """Whether stores to a container are entries of sparse rows."""
         return self.keys.get(container) in self.outputs or self.keys.get(container) in intermediates
 
+    def has_tangents(self, container: Container) -> bool:
+        return self.has_entries(container, self.columns.intermediates)
+
+    def decisions(self, parameters: Mapping[Container, bool], sizes: Mapping[Container, int]) -> ColumnDecisions:
+        in_rows = {key: "an earlier launch" for key in self.columns.sizes if key in self.columns.in_rows}
+        planned = ColumnDecisions(in_rows, dict(self.columns.intermediates))
+        for container, is_parameter in parameters.items():  # columns are numbered in this order
+            key = self.keys.get(container)
+            if is_parameter or not (key in self.outputs or in_rows):
+                planned.intermediates[key] = sizes[container]
+        return planned
+
+    def numbering(self, width: int, planned: ColumnDecisions) -> RowNumbering:
+        return Numbering(self, planned)
+
 
 class RowNumbering:
     """The columns of a dense J in one walk: rows hold all of them."""
+
+    frees_slots = False  # whether a slot that is not used says that it has no column
 
     def __init__(self, width: int) -> None:
         self.width = self.all_in_rows = width  # the number of columns of rows; 0 where they do not hold all columns
@@ -88,6 +128,10 @@ class RowNumbering:
     def is_computed(self, number: int, blocks: Blocks) -> bool:
         """Whether a column of an argument is computed."""
         return blocks.has(number)
+
+    def has_short_rows(self, most: int) -> bool:
+        """Whether rows hold all columns, at most so many."""
+        return 0 < self.width <= most
 
     def is_within(self, numbers: tuple[int, int] | None) -> bool:
         """Whether columns, of which the least and the largest number are given if known, are certain to be in rows."""
@@ -114,6 +158,8 @@ class RowNumbering:
 class Numbering(RowNumbering):
     """The columns of a sparse J in one walk: rows hold some of them."""
 
+    frees_slots = True
+
     def __init__(self, asked: SparseSeeds, planned: ColumnDecisions) -> None:
         self.asked = asked
         self._planned = planned
@@ -133,6 +179,9 @@ class Numbering(RowNumbering):
 
     def is_computed(self, number: int, blocks: Blocks) -> bool:
         return self.is_column(number)
+
+    def has_short_rows(self, most: int) -> bool:
+        return False
 
     def is_within(self, numbers: tuple[int, int] | None) -> bool:
         return False

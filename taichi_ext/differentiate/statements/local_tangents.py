@@ -86,7 +86,7 @@ class LocalTangents:
 
     def _is_better_row(self, form: Form) -> bool:
         """Whether a row for a local that is used several times is shorter than copies of its form in the uses."""
-        return 0 < self.walk.numbering.all_in_rows <= MOST_IN_ROWS and len(form) > 1 and has_row(form)
+        return self.walk.numbering.has_short_rows(MOST_IN_ROWS) and len(form) > 1 and has_row(form)
 
     def _declare_array(self, s: Declare) -> None:
         forms = [materialize(self.walk.builder, self.linearizer.form(v)) for v in s.values]

@@ -20,7 +20,7 @@ from taichi_ext.differentiate.sparse.entry_writer import RowWriter
 from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
 from taichi_ext.differentiate.storage.pivots import is_worth_pivot, pivots_of, without_pivots
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
-from taichi_ext.program import I32, Container, Local, Read, Update, Value, declared, statements
+from taichi_ext.program import I32, Container, Local, Read, Type, Update, Value, declared, statements
 from taichi_ext.program.build import Coefficient, Index, add, cast, literal, multiply
 from taichi_ext.program.keys import RETURN, Whole
 
@@ -185,6 +185,18 @@ class GradientTerms:
         builder.loop(self.walk.facts.columns, lambda k: builder.assign(entry(0, k), zero))
 
 
+class GradientWriter(RowWriter):
+    """The writer of an energy's gradient: a returned value is the energy."""
+
+    def __init__(self, walk: PassState, gradient: GradientTerms) -> None:
+        super().__init__(walk)
+        self._gradient = gradient
+
+    def returned(self, forms: Iterable[linear.Form], count: int, dtype: Type) -> None:
+        (form,) = forms
+        self._gradient.add(form)
+
+
 @dataclass(eq=False)
 class EnergyPart:
     """A local that is a part of the energy, in place of a storage: additions to it are added to the gradient."""
@@ -312,8 +324,7 @@ class LocalForms:
                 self._same.get(next(iter(forms[0])), []).append(local)
 
     def _is_pivot(self, local: Local) -> bool:
-        sparse = self._walk.facts.seeds.sparse
-        is_hessian = sparse is not None and bool(sparse.starts)
+        is_hessian = bool(self._walk.facts.seeds.sparse.starts)
         return is_hessian and not local.shape and local not in self._walk.plan.settled
 
     def settled(self, form: linear.Form) -> linear.Form:

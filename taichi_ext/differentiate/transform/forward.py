@@ -9,8 +9,8 @@ terminates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import taichi_ext.program as ir
@@ -18,6 +18,7 @@ from taichi_ext.analysis.activity import Activity, find_activity, useful_activit
 from taichi_ext.analysis.affine import Affine, Indices
 from taichi_ext.analysis.bounds import UncertainAccess, with_checks
 from taichi_ext.analysis.changes import written
+from taichi_ext.analysis.energy_sums import EnergySums
 from taichi_ext.analysis.same_values import is_equal
 from taichi_ext.analysis.stores import grouped
 from taichi_ext.differentiate.edges.edges import RuleContext, boundary, check_positions, own_seeds
@@ -35,7 +36,7 @@ from taichi_ext.differentiate.forms.entry_sites import Blocks, DenseRowsError
 from taichi_ext.differentiate.forms.forms import Cursor, Form, Seed
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.report import Report, costs, found_edges, loop_choices
-from taichi_ext.differentiate.plan.sparse_numbering import Numbering, RowNumbering
+from taichi_ext.differentiate.plan.sparse_numbering import Numbering, RowNumbering, SparseSeeds
 from taichi_ext.differentiate.plan.storage_plan import PlanState, StoragePlan
 from taichi_ext.differentiate.rules.decompositions import with_equations
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter, RowWriter
@@ -53,7 +54,7 @@ from taichi_ext.differentiate.statements.shadows import (
     SparseTangents,
 )
 from taichi_ext.differentiate.storage.storage import LocalStorage
-from taichi_ext.differentiate.storage.storages import EnergyPart, GradientTerms, LocalForms, Storages
+from taichi_ext.differentiate.storage.storages import EnergyPart, GradientTerms, GradientWriter, LocalForms, Storages
 from taichi_ext.differentiate.transform import special
 from taichi_ext.differentiate.transform.special import serialized
 from taichi_ext.errors import UnsupportedError
@@ -213,7 +214,7 @@ def find_facts(program: Program, seeds: DifferentiationRequest) -> tuple[Facts, 
     accesses: tuple[UncertainAccess, ...] = ()
     if activity.containers or activity.locals:
         program, accesses = with_checks(program, seeds.extents, activity)
-    if seeds.sparse is not None or seeds.use.sums is not None:
+    if isinstance(seeds.sparse, SparseSeeds) or seeds.use.sums is not None:
         program = replace(program, body=_NamedIndices(program, activity).block(program.body))
     return Facts.of(program, seeds, activity, own), accesses
 
@@ -267,17 +268,9 @@ def _is_complete(plan: StoragePlan, before: PlanState, transform: Transform) -> 
 
 def _first_plan(facts: Facts) -> StoragePlan:
     """The plan before the first pass; for a sparse Jacobian, with the columns known from earlier launches."""
-    plan, seeds = StoragePlan(), facts.seeds
-    if seeds.sparse is None:
-        return plan
-    asked, planned = seeds.sparse, plan.columns
-    planned.in_rows.update((key, "an earlier launch") for key in asked.columns.sizes if key in asked.columns.in_rows)
-    planned.intermediates.update(asked.columns.intermediates)
-    for container in facts.stores.sites:  # in the order of the program: columns are numbered by it
-        key, is_parameter = asked.keys.get(container), seeds.roles.get(container, Role()).first_column is not None
-        if container in facts.activity.containers and (is_parameter or not (key in asked.outputs or planned.in_rows)):
-            planned.intermediates[key] = size_of(container, seeds)
-    return plan
+    seeds, stored = facts.seeds, [c for c in facts.stores.sites if c in facts.activity.containers]
+    parameters = {c: seeds.roles.get(c, Role()).first_column is not None for c in stored}
+    return StoragePlan(columns=seeds.sparse.decisions(parameters, {c: size_of(c, seeds) for c in stored}))
 
 
 # One pass over the statements of a program: its parts, each with the lower ones that it uses, and the emitted body.
@@ -300,13 +293,11 @@ class Transform:
     reversals: Reversals  # the loops whose tangents are accumulated backwards
     inputs: LoopInputs  # the inputs of the others
     writer: RowWriter  # the writer of what is stored besides rows
-    gradient: GradientTerms | None  # of an energy, if that is added up
 
     @classmethod
     def of(cls, facts: Facts, plan: StoragePlan, blocks: Blocks) -> Transform:
         """The parts, at the start of the program."""
-        sparse = facts.seeds.sparse
-        numbering = RowNumbering(facts.columns) if sparse is None else Numbering(sparse, plan.columns)
+        numbering = facts.seeds.sparse.numbering(facts.columns, plan.columns)
         facts = replace(facts, columns=numbering.width)
         in_order = sorted(facts.activity.containers, key=lambda c: c.name)  # so that texts are the same in each run
         roles = {c: role_of(c, facts.seeds, numbering) for c in in_order}
@@ -322,29 +313,16 @@ class Transform:
         arrays = {c: walk.arguments.add(c, f"d_{c.name}", c.dtype) for c in stored}
         matrices = {c: ShadowMatrix.of(facts, array, size_of(c, facts.seeds)) for c, array in arrays.items()}
         coverage = ShadowFacts()
-        kinds: dict[ir.Local, Callable[..., LocalStorage]] = {}
-        others: dict[ir.Container | None, Callable[..., ContainerTangents]] = {}
-        writer, usual = RowWriter(walk), ContainerTangents
-        if isinstance(numbering, Numbering):
-            writer = EntryWriter(walk, numbering, Counts(walk))
-            kinds |= {local: partial(LocalSum, walk, writer, number) for local, number in plan.columns.sums.items()}
-            usual = partial(SparseTangents, writer=writer)
-        sums = facts.seeds.use.sums
-        gradient = None if sums is None else GradientTerms.of(walk, sums, matrices)
-        if sums is not None and facts.seeds.use.intermediates:
-            terms = GradientTerms.in_array(walk, sums, TERMS, "d_terms")
-            others |= dict.fromkeys(facts.seeds.use.intermediates, partial(IntermediateTangents, gradient=terms))
-        if gradient is not None:
-            kinds |= dict.fromkeys(gradient.sums.weights, partial(EnergyPart, gradient))
-            others[gradient.sums.container] = partial(EnergyTangents, gradient=gradient)
-        storages = Storages(walk, writer, matrices, kinds)
-        containers = {c: others.get(c, usual)(walk, c, roles[c], matrices.get(c), storages, coverage) for c in in_order}
+        end = end_of(walk, matrices)
+        storages = Storages(walk, end.writer, matrices, end.locals)
+        made = {c: end.others.get(c, end.usual) for c in in_order}
+        containers = {c: make(walk, c, roles[c], matrices.get(c), storages, coverage) for c, make in made.items()}
         forms = LocalForms(walk, storages)
         linearizer = Linearizer(walk, forms, containers, coverage)
         context = RuleContext(walk, linearizer, forms, LocalTangents(walk, storages, forms, linearizer))
         reversals = Reversals(walk, storages)
         stores = ContainerStores(walk, linearizer, containers, coverage, reversals)
-        return cls(context, stores, storages, reversals, LoopInputs(walk, storages, forms), writer, gradient)
+        return cls(context, stores, storages, reversals, LoopInputs(walk, storages, forms), end.writer)
 
     def seed_arguments(self) -> None:
         """Set the tangents of arguments and Python numbers that are parameters."""
@@ -395,7 +373,7 @@ class Transform:
                     case ir.For() | ir.While():
                         self._loop(s)
                     case ir.Return():
-                        special.returned(context, self.writer, self.gradient, s)
+                        special.returned(context, self.writer, s)
                     case ir.Boundary():
                         boundary(context, s)
                     case ir.Call():
@@ -458,3 +436,43 @@ def _has_shadow(container: ir.Container, facts: Facts, numbering: RowNumbering) 
         return False
     role = facts.seeds.roles.get(container, Role())
     return role.first_column is None or container in facts.stores.sites
+
+
+# The ends of tangents: rows of a dense Jacobian, entries of a sparse one, terms of the gradient of an energy.
+
+
+@dataclass(frozen=True)
+class End:
+    """Where one walk writes tangents: what makes those of containers, and of the locals that have no storage."""
+
+    writer: RowWriter
+    usual: Callable[..., ContainerTangents] = ContainerTangents
+    others: Mapping[ir.Container | None, Callable[..., ContainerTangents]] = field(default_factory=dict)
+    locals: Mapping[ir.Local, Callable[..., LocalStorage]] = field(default_factory=dict)
+
+
+def end_of(walk: PassState, matrices: Mapping[ir.Container, ShadowMatrix]) -> End:
+    """The end that a request asks for."""
+    match walk.numbering, walk.facts.seeds.use.sums:
+        case Numbering() as numbering, _:
+            writer = EntryWriter(walk, numbering, Counts(walk))
+            sums = {local: partial(LocalSum, walk, writer, n) for local, n in walk.plan.columns.sums.items()}
+            return End(writer, partial(SparseTangents, writer=writer), locals=sums)
+        case _, EnergySums() as energy:
+            return _gradient(walk, energy, matrices)
+    return End(RowWriter(walk))
+
+
+def _gradient(walk: PassState, energy: EnergySums, matrices: Mapping[ir.Container, ShadowMatrix]) -> End:
+    """The gradient of an energy; of one that is computed by another kernel, its part by intermediates."""
+    gradient, intermediates = GradientTerms.of(walk, energy, matrices), walk.facts.seeds.use.intermediates
+    others: dict[ir.Container | None, Callable[..., ContainerTangents]] = {}
+    if intermediates:
+        terms = GradientTerms.in_array(walk, energy, TERMS, "d_terms")
+        others |= dict.fromkeys(intermediates, partial(IntermediateTangents, gradient=terms))
+    match gradient:
+        case GradientTerms():
+            others[energy.container] = partial(EnergyTangents, gradient=gradient)
+            parts = dict.fromkeys(energy.weights, partial(EnergyPart, gradient))
+            return End(GradientWriter(walk, gradient), others=others, locals=parts)
+    return End(RowWriter(walk), others=others)

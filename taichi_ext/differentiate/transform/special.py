@@ -13,7 +13,7 @@ from taichi_ext.differentiate.facts.facts import PassState
 from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.sparse.entry_writer import RowWriter
 from taichi_ext.differentiate.statements.linearize import ContainerStores, raise_unknown
-from taichi_ext.differentiate.storage.storages import GradientTerms, Storages
+from taichi_ext.differentiate.storage.storages import Storages
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, Declare, For, Local, Read, cited
 from taichi_ext.program.build import add, cast, indices_of, literal
@@ -73,11 +73,9 @@ def product(walk: PassState, s: ir.Atomic) -> None:
     walk.builder.assign(s.target, ir.Op("mul", (ir.Read(old), cast(s.value, s.target.dtype)), s.target.dtype))
 
 
-def returned(ctx: RuleContext, writer: RowWriter, gradient: GradientTerms | None, s: ir.Return) -> None:
+def returned(ctx: RuleContext, writer: RowWriter, s: ir.Return) -> None:
     walk, values = ctx.walk, [e for group in s.values for e in ir.entries(group)]
-    if walk.facts.seeds.wants_return and gradient is not None:
-        gradient.add(ctx.form(*values))
-    elif walk.facts.seeds.wants_return:
+    if walk.facts.seeds.wants_return:
         forms = (linear.columns_only(ctx.linearizer.form(value), walk.numbering.is_column) for value in values)
         writer.returned((linear.materialize(walk.builder, form) for form in forms), len(values), values[0].dtype)
     walk.builder.emit(ir.with_values(s, ctx.primal))
