@@ -316,24 +316,23 @@ class Scope:
         """Whether this is the block of the kernel itself, whose locals iterations of a parallel loop share."""
         return self.depth <= 1
 
+    def _around(self) -> Iterator[Scope]:
+        """This block and those around it."""
+        block: Scope | None = self
+        while block is not None:
+            yield block
+            block = block.outer
+
     def stops(self, container: Container) -> bool:
         """Whether values read from a container count as constants."""
-        return container in self.stopped or (self.outer is not None and self.outer.stops(container))
+        return any(container in block.stopped for block in self._around())
 
     def is_within(self, other: Scope) -> bool:
         """Whether this is ``other``, or is nested in it."""
-        block: Scope | None = self
-        while block is not None and block is not other:
-            block = block.outer
-        return block is other
+        return other in self._around()
 
     def can_name(self, atom: Local | Value) -> bool:
-        block: Scope | None = self
-        while block is not None:
-            if atom in block.declared:
-                return True
-            block = block.outer
-        return False
+        return any(atom in block.declared for block in self._around())
 
 
 class Cursor:

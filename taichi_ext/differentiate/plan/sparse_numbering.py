@@ -57,15 +57,6 @@ class RowSeeds:
         """Whether a container has columns of its own, or rows of entries, when the kernel starts."""
         return False
 
-    def decisions(self, parameters: Mapping[Container, bool], sizes: Mapping[Container, int]) -> ColumnDecisions:
-        """The plan of the columns before the first pass.
-
-        Args:
-            parameters: the containers with tangents that a program stores to, in its order, and which are parameters.
-            sizes: their sizes.
-        """
-        return ColumnDecisions()
-
     def numbering(self, width: int, planned: ColumnDecisions) -> RowNumbering:
         """The columns of a walk."""
         return RowNumbering(width)
@@ -88,15 +79,6 @@ class SparseSeeds(RowSeeds):
 
     def has_tangents(self, container: Container) -> bool:
         return self.has_entries(container, self.columns.intermediates)
-
-    def decisions(self, parameters: Mapping[Container, bool], sizes: Mapping[Container, int]) -> ColumnDecisions:
-        in_rows = {key: "an earlier launch" for key in self.columns.sizes if key in self.columns.in_rows}
-        planned = ColumnDecisions(in_rows, dict(self.columns.intermediates))
-        for container, is_parameter in parameters.items():  # columns are numbered in this order
-            key = self.keys.get(container)
-            if is_parameter or not (key in self.outputs or in_rows):
-                planned.intermediates[key] = sizes[container]
-        return planned
 
     def numbering(self, width: int, planned: ColumnDecisions) -> RowNumbering:
         return Numbering(self, planned)
@@ -128,10 +110,6 @@ class RowNumbering:
     def is_computed(self, number: int, blocks: Blocks) -> bool:
         """Whether a column of an argument is computed."""
         return blocks.has(number)
-
-    def has_short_rows(self, most: int) -> bool:
-        """Whether rows hold all columns, at most so many."""
-        return 0 < self.width <= most
 
     def is_within(self, numbers: tuple[int, int] | None) -> bool:
         """Whether columns, of which the least and the largest number are given if known, are certain to be in rows."""
@@ -180,9 +158,6 @@ class Numbering(RowNumbering):
     def is_computed(self, number: int, blocks: Blocks) -> bool:
         return self.is_column(number)
 
-    def has_short_rows(self, most: int) -> bool:
-        return False
-
     def is_within(self, numbers: tuple[int, int] | None) -> bool:
         return False
 
@@ -217,11 +192,6 @@ class Numbering(RowNumbering):
     def note_owners(self, column: Affine, owners: abc.Set[Key]) -> None:
         if not column.is_constant:
             self._owners[column] = self.owners(column) | owners
-
-    def is_alone(self, key: Key) -> bool:
-        """Whether all columns are one parameter's entries, so that the host leaves out numbers outside of them."""
-        is_sole = len(self._ranges) == 1 and self._ranges[0][2] == key
-        return is_sole and key not in self.columns.in_rows and not self.asked.has_whole_blocks
 
     def no_column(self, owner: Key) -> int:
         return self.columns.first(owner) or 0 if owner in self.columns.in_rows else -1

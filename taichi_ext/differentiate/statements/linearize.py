@@ -206,7 +206,7 @@ class Linearizer:
                 stack.append((node, True))
                 stack.extend((a, False) for a in self._parts(node))
                 continue
-            form = {leaf: linear.kept(self._walk.builder, c) for leaf, c in self.leaf_form(node).items()}
+            form = linear.materialize(self._walk.builder, self.leaf_form(node))
             if linear.has_row(form):
                 return False
             forms[node] = form
@@ -225,7 +225,7 @@ class Linearizer:
         picks = [(v, v.args[1]) if _is_zero_otherwise(v) else (None, v) for v in values]
         forms = self._locals.stored([self.unsettled(value) for _, value in picks])
         return [
-            form if node is None or not form else self._choice(node, [self._kept(form), {}])
+            form if node is None or not form else self._choice(node, [linear.materialize(self._walk.builder, form), {}])
             for (node, _), form in zip(picks, forms, strict=True)
         ]
 
@@ -393,10 +393,7 @@ class Linearizer:
         return form
 
     def _settled(self, node: ir.Value) -> linear.Form:
-        return self._kept(self.form(node))
-
-    def _kept(self, form: linear.Form) -> linear.Form:
-        return {leaf: linear.kept(self._walk.builder, c) for leaf, c in form.items()}
+        return linear.materialize(self._walk.builder, self.form(node))
 
     def _choice(self, node: ir.Op, forms: list[linear.Form]) -> linear.Form:
         """The tangent of a choice, of those of its arguments."""

@@ -99,11 +99,6 @@ class ContainerTangents:
 
     # --- reading
 
-    def row_number(self, load: Load) -> tuple[Affine, Value]:
-        """The number of an entry's row, in normal form and as a value."""
-        affine = self.row(load)
-        return affine, value_of(affine)
-
     def row(self, load: Load) -> Affine:
         """The number of an entry's row."""
         component = self.component(load)
@@ -126,8 +121,8 @@ class ContainerTangents:
             return {}
         if self.matrix is None:
             return self._seeds(load, condition)
-        affine, index = self.row_number(load)
-        index = self.walk.builder.keep(clamped(condition, index), "row")
+        affine = self.row(load)
+        index = self.walk.builder.keep(clamped(condition, value_of(affine)), "row")
         row = linear.Row(self.container, affine, self, index, self.version, self.walk.cursor.loops)
         return where(condition, {row: 1}, self.container.dtype)
 
@@ -196,16 +191,16 @@ class ContainerTangents:
             self.coverage.note_covered(self.container)
         if covers and columns <= MOST_WRITTEN_OUT:
             forms = [_written_out(form, columns) for form in forms]
-        rows = list(map(self.row_number, targets))
+        affines = list(map(self.row, targets))
+        rows = list(map(value_of, affines))
         is_placed = covers and len(forms) == 1 and self._is_placed(only_row(forms[0]))
         has_rows = not is_placed and any(map(linear.has_row, forms))
         fresh = not has_rows and self._needs_no_clearing(site, forms, covers=covers)  # rows overwrite all columns
-        kept = is_placed or all(self._keeps_row(form, affine) for form, (affine, _) in zip(forms, rows, strict=True))
+        kept = is_placed or all(map(self._keeps_row, forms, affines))
         if not kept and (has_rows or not fresh):
-            entries = [index for _, index in rows]
             self.walk.builder.loop(
                 columns,
-                lambda k: linear.assign_column(self.walk.builder, [self.entry(n, k) for n in entries], forms, k),
+                lambda k: linear.assign_column(self.walk.builder, [self.entry(n, k) for n in rows], forms, k),
             )
         self._store_seeds(rows, forms, overwrites=fresh)
         self.version += 1
@@ -216,9 +211,9 @@ class ContainerTangents:
             return all(_is_constant(form) and len(form) == self.walk.facts.columns for form in forms)
         return self.walk.facts.stores.is_first(site) and self._is_fresh()
 
-    def _store_seeds(self, rows: list[tuple[Affine, Value]], forms: list[linear.Form], *, overwrites: bool) -> None:
+    def _store_seeds(self, rows: list[Value], forms: list[linear.Form], *, overwrites: bool) -> None:
         """Store single columns; constant columns are distinct, index expressions may equal any other."""
-        for (_, index), form in zip(rows, forms, strict=True):
+        for index, form in zip(rows, forms, strict=True):
             for seed in sorted(linear.columns_of(form), key=lambda s: (not s.is_constant, s.column.constant)):
                 entry = self.entry(index, self.walk.naming.column(seed))
                 value = linear.coefficient(form[seed], self.container.dtype)
@@ -254,7 +249,7 @@ class ContainerTangents:
     def add(self, site: StoreSite, targets: list[Load], forms: list[linear.Form], sign: int) -> None:
         """The tangents of ``entry += value`` (sign 1) or ``entry -= value`` (sign -1): atomic."""
         is_private = self.walk.facts.stores.is_private(site)
-        rows = [self.row_number(target)[1] for target in targets]
+        rows = [value_of(self.row(target)) for target in targets]
 
         def plus(row: Value, column: Value, value: Coefficient) -> None:
             entry = self.entry(row, column)
@@ -324,10 +319,7 @@ class SparseTangents(ContainerTangents):
         row = self.row(load)
         if self.has_entries:
             return self._guarded(condition, self.writer.read(self.target, row))
-        form = self.writer.seed(self.target.key, row, self.size)
-        is_first = all(check.axis == 0 for check in load.checks)  # else the number may be that of another entry
-        is_needless = is_first and self.writer.numbering.is_alone(self.target.key)
-        return form if is_needless else self._guarded(condition, form)
+        return self._guarded(condition, self.writer.seed(self.target.key, row, self.size))
 
     def store(self, site: StoreSite, targets: list[Load], forms: list[linear.Form]) -> None:
         if self.has_entries:

@@ -11,7 +11,7 @@ separate columns, implement ``LocalStorage``, too.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -54,7 +54,6 @@ class Storage:
     own: OwnRegisters  # its tangents with respect to seeds without a column
     writer: RowWriter  # the writer of what is stored besides rows
     _is_zero: bool = True
-    _changed: set[int | None] = field(default_factory=set)  # numbers of elements; None for one only known at run time
 
     def __post_init__(self) -> None:
         walk, facts, rows, declared, local = self.walk, self.facts, self.rows, self.declared, self.declared.local
@@ -126,11 +125,10 @@ class Storage:
         forms = [linear.materialize(self.walk.builder, form) for form in forms]
         if self.rows is not None:
             self.rows.terms.note_write(is_zero=self._is_zero and not any(forms))
-            self.rows.write(forms, indices, are_zero=self._are_zero(indices))
+            self.rows.write(forms, indices, are_zero=self._is_zero)
             replaces = not any(map(linear.has_row, forms)) and not self.rows.keeps(forms, indices)
             for form, index in zip(forms, indices, strict=True):
                 self.rows.write_terms(self._in_rows(form), index, replaces=replaces)
-        self._changed.update(map(_number, indices))
         self.own.write_own(forms, indices)
         for form, index in zip(forms, indices, strict=True):
             self.registers.write(linear.columns_of(form), index)
@@ -155,12 +153,6 @@ class Storage:
         own = [each for each in sources if self.declared.local in each]
         return bool(own) and len(own) < len(inner)
 
-    def _are_zero(self, indices: list[Index]) -> bool:
-        """Whether elements have no tangents yet at this point of the declaration's block."""
-        numbers = set(map(_number, indices))
-        is_told = self.walk.cursor.block is self.declared.block and None not in self._changed | numbers
-        return self._is_zero or (is_told and self._changed.isdisjoint(numbers))
-
     def add(self, form: linear.Form, index: Index = 0) -> None:
         self._note(form, grows=self.walk.cursor.loops != self.declared.loops)
         if self.rows is None and self.slots:
@@ -172,7 +164,6 @@ class Storage:
         form = linear.materialize(self.walk.builder, form)
         columns = linear.columns_of(form)
         self.own.add_own(form, index)
-        self._changed.add(_number(index))
         self.registers.add(columns, index)
         if self.rows is not None:
             self.rows.add(form, index, [seed for seed in columns if seed in self.registers])
@@ -184,7 +175,3 @@ def _sources(naming: Naming, seed: linear.Seed) -> set[Local]:
     """The locals whose slots a column comes from, directly or through others, in this walk or an earlier one."""
     owners = [naming.owners[atom] for atom, _ in seed.column.terms if atom in naming.owners]
     return {owner.local for owner in owners}.union(*(owner.sources for owner in owners))
-
-
-def _number(index: Index) -> int | None:
-    return index if isinstance(index, int) else None

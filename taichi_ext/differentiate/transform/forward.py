@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity, find_activity, useful_activity
@@ -268,9 +269,18 @@ def _is_complete(plan: StoragePlan, before: PlanState, transform: Transform) -> 
 
 def _first_plan(facts: Facts) -> StoragePlan:
     """The plan before the first pass; for a sparse Jacobian, with the columns known from earlier launches."""
-    seeds, stored = facts.seeds, [c for c in facts.stores.sites if c in facts.activity.containers]
-    parameters = {c: seeds.roles.get(c, Role()).first_column is not None for c in stored}
-    return StoragePlan(columns=seeds.sparse.decisions(parameters, {c: size_of(c, seeds) for c in stored}))
+    plan, seeds = StoragePlan(), facts.seeds
+    match seeds.sparse:
+        case SparseSeeds(columns=columns, outputs=outputs, keys=keys):
+            known, in_rows = plan.columns.intermediates, plan.columns.in_rows
+            in_rows.update((key, "an earlier launch") for key in columns.sizes if key in columns.in_rows)
+            known.update(columns.intermediates)
+            for c in facts.stores.sites:  # in the order of the program: columns are numbered by it
+                is_parameter = seeds.roles.get(c, Role()).first_column is not None
+                is_between = keys.get(c) not in outputs and not in_rows
+                if c in facts.activity.containers and (is_parameter or is_between):
+                    known[keys.get(c)] = size_of(c, seeds)
+    return plan
 
 
 # One pass over the statements of a program: its parts, each with the lower ones that it uses, and the emitted body.
@@ -453,26 +463,20 @@ class End:
 
 def end_of(walk: PassState, matrices: Mapping[ir.Container, ShadowMatrix]) -> End:
     """The end that a request asks for."""
-    match walk.numbering, walk.facts.seeds.use.sums:
+    use = walk.facts.seeds.use
+    match walk.numbering, use.sums:
         case Numbering() as numbering, _:
             writer = EntryWriter(walk, numbering, Counts(walk))
             sums = {local: partial(LocalSum, walk, writer, n) for local, n in walk.plan.columns.sums.items()}
             return End(writer, partial(SparseTangents, writer=writer), locals=sums)
         case _, EnergySums() as energy:
-            return _gradient(walk, energy, matrices)
+            terms, others = GradientTerms.of(walk, energy, matrices), dict[ir.Container | None, Any]()
+            if use.intermediates:
+                adjoints = GradientTerms.in_array(walk, energy, TERMS, "d_terms")
+                others |= dict.fromkeys(use.intermediates, partial(IntermediateTangents, gradient=adjoints))
+            if isinstance(terms, GradientTerms):
+                others[energy.container] = partial(EnergyTangents, gradient=terms)
+                parts = dict.fromkeys(energy.weights, partial(EnergyPart, terms))
+                return End(GradientWriter(walk, terms), others=others, locals=parts)
+            return End(RowWriter(walk), others=others)
     return End(RowWriter(walk))
-
-
-def _gradient(walk: PassState, energy: EnergySums, matrices: Mapping[ir.Container, ShadowMatrix]) -> End:
-    """The gradient of an energy; of one that is computed by another kernel, its part by intermediates."""
-    gradient, intermediates = GradientTerms.of(walk, energy, matrices), walk.facts.seeds.use.intermediates
-    others: dict[ir.Container | None, Callable[..., ContainerTangents]] = {}
-    if intermediates:
-        terms = GradientTerms.in_array(walk, energy, TERMS, "d_terms")
-        others |= dict.fromkeys(intermediates, partial(IntermediateTangents, gradient=terms))
-    match gradient:
-        case GradientTerms():
-            others[energy.container] = partial(EnergyTangents, gradient=gradient)
-            parts = dict.fromkeys(energy.weights, partial(EnergyPart, gradient))
-            return End(GradientWriter(walk, gradient), others=others, locals=parts)
-    return End(RowWriter(walk), others=others)

@@ -39,7 +39,8 @@ def watched(d: Differentiated, counts: ir.Container, number: Number) -> ir.Progr
         made: list[ir.Statement] = []
         for v, local in known.items():
             made += ir.Declare(local, (v,), place=s.place), _count(_is_not_finite(ir.Read(local)), counts, at, s.place)
-        return (*made, _with_known(s, known))
+        now: dict[ir.Value, ir.Value] = {v: ir.Read(local, place=v.place) for v, local in known.items()}
+        return (*made, ir.with_values(s, lambda v: now.get(v, v)))
 
     body = ir.mapped(d.program.body, change)
     return replace(d.program, body=body, containers=(*d.program.containers, counts))
@@ -55,16 +56,6 @@ def _watched_values(s: ir.Statement, active: set[ir.Local | ir.Container]) -> tu
         kind = s.target.local.kind if isinstance(s.target, ir.Read) else ""
         return (s.value,) if s.target.memory in active or kind in TANGENT_KINDS else ()
     return ()
-
-
-def _with_known(s: ir.Statement, known: dict[ir.Value, ir.Local]) -> ir.Statement:
-    """The statement with known values replaced by locals."""
-    now = {v: ir.Read(local, place=v.place) for v, local in known.items()}
-    if isinstance(s, ir.Declare):
-        return replace(s, values=tuple(now.get(v, v) for v in s.values))
-    if isinstance(s, (ir.Assign, ir.Update)):
-        return replace(s, value=now.get(s.value, s.value))
-    return s
 
 
 def _count(condition: ir.Value, counts: ir.Container, number: int, place: ir.Place | None) -> ir.If:
