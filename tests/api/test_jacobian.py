@@ -221,6 +221,12 @@ def test_out_numpy_array_that_is_not_contiguous(product):
         assert_allclose(out, true)
 
 
+def test_out_of_components_that_no_kernel_stores():
+    x, y, out = scalars([0.3, 0.5]), vectors(np.zeros((2, 2))), real(np.full((2, 2, 2), np.nan))
+    jacobian(kernel_of("for i in y: y[i][0] = x[i] ** 2", y=y, x=x), x, y, out=out)
+    assert_allclose(out, np.diag([0.6, 1.0])[:, None] * [[1.0], [0.0]], rtol=1e-6)
+
+
 def test_out_with_an_axis_of_one_entry():
     """Its stride is 0, as NumPy makes it, and no entries share their memory."""
     x, y, out = scalars([0.3, 0.5]), outputs(1), real(np.full(2, np.nan))[None]

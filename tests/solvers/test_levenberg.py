@@ -51,7 +51,7 @@ SYSTEMS = {"QR": system_of, "Cholesky": lambda J, r, _: NormalSystem(J.T @ J, J.
 def test_solution(system):
     ended, lines = run(banana, banana_rows, [-1.2, 1.0], system=system)
     assert_allclose(ended.point.x, [1.0, 1.0], rtol=1e-12)
-    assert ended.status > 0 and ended.evaluations <= 40
+    assert ended.status > 0 and ended.evaluations <= (15 if system is system_of else 40)
     costs = [line.cost for line in lines]
     assert costs == sorted(costs, reverse=True)
     assert [line.number for line in lines] == list(range(len(lines)))
