@@ -35,7 +35,7 @@ from taichi_ext.boundary.squares import (
 )
 
 _AT, _LEVEL, _SLOPE = range(3)  # of a place on a side: how far along it, the level there, its slope along the side
-ROWS = 8  # of the table of places
+_ROWS = 8  # of the table of places
 _MOST, _TURNS = 40, 12  # levels on one side, and between two places of different signs
 _COARSE = 0.1  # of the side: how far places may be from each other where the slope at one of them tells of an edge
 _APART = 0.25  # of the side: by how much Newton's steps from both ends may differ
@@ -51,7 +51,7 @@ _FLAT = 1e-6  # of the same: a slope that is none
 _LEAST = 1e-20
 _OTHER = 0.1  # of the square: by how much tangent planes may miss a corner, else there are other edges
 _ALONG = 0.9  # of the slope: its component across a side along which an edge runs
-SHARED = 2e-6  # of a pixel, a few roundings of float32: an edge that is so near to a side lies on it
+_SHARED = 2e-6  # of a pixel, a few roundings of float32: an edge that is so near to a side lies on it
 _ON_SIDE = 1e-4  # of the square: how near an arc on a side is to it, with roundings
 
 
@@ -78,7 +78,7 @@ def area_of_pixel(level: ti.template(), centre, slope, zero):
         if value > 0:
             area = zero + 1.0
     here = ti.Matrix([[0.0] * 3] * (SIDES + 1))
-    table = ti.Matrix([[0.0] * (NY + 1)] * ROWS)
+    table = ti.Matrix([[0.0] * (NY + 1)] * _ROWS)
     while place < WHOLE**2:
         size = side / WHOLE
         middle = middle_of_square(place, size)
@@ -166,7 +166,7 @@ def put_levels(level: ti.template(), middle, size, here: ti.template()):
             if k > 0 and not is_beside and here[SIDES, 0] != -_LEAST:
                 if is_same and here[c, 0] == 0:
                     here[c, 0] = _TIE * here[SIDES, 0]
-                elif is_tied and abs(here[c, 0]) <= SHARED * g:
+                elif is_tied and abs(here[c, 0]) <= _SHARED * g:
                     here[c, 0] = -_TIE * here[SIDES, 0]
             elif k == 0 and here[c, 0] == 0:
                 here[c, 0] = -_LEAST
@@ -215,11 +215,11 @@ def cross_sides(level: ti.template(), middle, size, here: ti.template(), table: 
                         is_jump = abs(high[_LEVEL] - low[_LEVEL]) > 4.0 * steepest * (high[_AT] - low[_AT])
                         if is_changed and (is_close or turn > _TURNS or is_done):
                             found = ti.max(low[_AT], ti.min(high[_AT], t - ti.select(rise > 0, there / along, 0.0)))
-                            if abs(found - ti.round(found)) < 2.0 * SHARED / size:
+                            if abs(found - ti.round(found)) < 2.0 * _SHARED / size:
                                 found = ti.round(found)
                             at = start + found * way
                             inside += ti.select(low[_LEVEL] > 0, found, -found)
-                            if count < ROWS:
+                            if count < _ROWS:
                                 g = ti.max(slope.norm(), _LEAST)
                                 table[count, BX] = at[0]
                                 table[count, BY] = at[1]
@@ -333,7 +333,7 @@ def area_by_arcs(
     motion = zero
     is_there = is_arcs or is_corner or count == 0
     is_flat = False
-    for n in range(TRIES * (ti.min(count, ROWS) + ti.select(is_corner, 1, 0))):
+    for n in range(TRIES * (ti.min(count, _ROWS) + ti.select(is_corner, 1, 0))):
         r = n // TRIES
         k = n % TRIES
         if k == 0 or is_flat:

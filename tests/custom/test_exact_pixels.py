@@ -305,8 +305,8 @@ def test_tiny_discs_in_layers():
             write(p, np.array([*(1 + generator.uniform(-0.45, 0.45, 2)), radius]))
             found.append(plan()[..., 2].sum() / (2 * np.pi * radius))
         off = np.abs(np.array(found) - 1)
-        assert np.median(off) < 0.1, (radius, off)
-        assert off.max() < 0.8, (radius, off)
+        assert np.median(off) < 0.01, (radius, off)
+        assert off.max() < 0.03, (radius, off)
 
 
 STRIPES = [[0.503, 0.37, 0.7], [0.503, 0.37, 0.81], [0.2, 0.31, 0.4], [0.5, 0.83, 0.7]]  # angle, period and phase
