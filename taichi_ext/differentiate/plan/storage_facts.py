@@ -83,10 +83,6 @@ class StorageFacts:
     begun_with: int = 0
     growths: int = 0
 
-    @property
-    def has_row(self) -> bool:
-        return bool(self.why_row)
-
     def state(self) -> tuple[object, ...]:
         """A copy of all that another pass may add to."""
         grown = (self.seeds, self.own, self.owners, self.register_owners, self.in_loops, self.sources)
@@ -117,7 +113,7 @@ class StorageFacts:
 
     def is_full(self, limits: StorageLimits) -> bool:
         """Whether there are more seeds than registers."""
-        return len(self.seeds) > (limits.next_to_row if self.has_row else limits.registers)
+        return len(self.seeds) > (limits.next_to_row if self.why_row else limits.registers)
 
 
 def _row_reason(facts: StorageFacts, form: Form, limits: StorageLimits, *, grows: bool) -> str:

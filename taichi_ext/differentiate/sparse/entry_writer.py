@@ -188,11 +188,8 @@ class EntryWriter(RowWriter):
         """
         return sum(step < before for step in self._steps.get(key, ()))
 
-    def is_later(self, column: Affine) -> bool:
-        return self._is_later(column, (self.stage, LAST_STEP))
-
-    def _is_later(self, column: Affine, step: tuple[int, int]) -> bool:
-        owners = self.numbering.owners(column)
+    def is_later(self, column: Affine, step: tuple[int, int] | None = None) -> bool:
+        owners, step = self.numbering.owners(column), step or (self.stage, LAST_STEP)
         return any(is_of_sum(o) and o.number > self.versions(o.of, step) for o in owners)
 
     def read(self, target: EntryTarget, row: Affine) -> linear.Form:
@@ -311,7 +308,7 @@ class EntryWriter(RowWriter):
         self.sites.append(site)
         self._steps.setdefault(site.key, set()).add(site.stage)
         columns = [e.column for group in site.groups for e in group.entries]
-        is_later = site.stage[1] != LAST_STEP and any(self._is_later(column, site.stage) for column in columns)
+        is_later = site.stage[1] != LAST_STEP and any(self.is_later(column, site.stage) for column in columns)
         size = max(site.integers, *(len(group.entries) for group in site.groups), 0)
         is_large, sizes = site.slots * size > MOST_SLOTS, f"{site.slots} x {size}"
         check_sparse(

@@ -103,7 +103,7 @@ class Storage:
         facts.own.update(dict.fromkeys(linear.unnumbered(form)))
         self.walk.numbering.note_form(facts, form, self.registers)
         columns = self.walk.numbering.all_in_rows
-        if facts.has_row and self.rows is None and columns:
+        if facts.why_row and self.rows is None and columns:
             # rows that are made of this one are found in the same pass; in a sparse J, it may get columns instead
             local = self.declared.local
             memory = local_row(self.walk.builder, local.name, math.prod(local.shape) * columns, local.dtype)

@@ -54,7 +54,7 @@ class Storages:
         """Create the storage planned under a key; ``before``: existing registers of its own seeds."""
         walk, facts = self.walk, self.walk.plan.facts(key)
         declared = walk.declaration(local)
-        has_rows = facts.has_row or (local.shape and facts.slots)
+        has_rows = facts.why_row or (local.shape and facts.slots)
         rows = LocalRows(walk, declared, self._memory(local)) if has_rows else None
         own = OwnRegisters(walk, declared, facts, before)
         self.by_local[local] = storage = Storage(walk, declared, facts, rows, own, self.writer)
