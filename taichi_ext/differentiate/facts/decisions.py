@@ -76,11 +76,6 @@ class DifferentiationRequest:
     use: Use = field(default_factory=Use)
 
     @property
-    def takes_derivative(self) -> bool:
-        """Whether values have tangents, or another transformation differentiates them."""
-        return self.columns > 0 or self.use.is_lowered
-
-    @property
     def start(self) -> set[Container]:
         """The containers that carry tangents when the kernel starts."""
         result = {c for c, role in self.roles.items() if role.first_column is not None or not role.is_fresh}
