@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import scalars, vectors
+from differences import integers, scalars, vectors
 from numpy.testing import assert_allclose
 
 from taichi_ext import add_edge, jacobian, mesh_edges, vjp
@@ -23,18 +23,10 @@ def test_lists_of_cells_give_what_one_list_gives(ti64):
         is_near = (corners.min(1) < high).all(1) & (corners.max(1) > low).all(1)
         lists += np.flatnonzero(is_near).tolist()
         starts.append(len(lists))
-    p, colours, image = (
-        vectors(corners.reshape(-1, 2)),
-        scalars(rng.uniform(0.2, 1, COUNT)),
-        vectors(np.zeros((W, H, 3))),
-    )
-    edges, first, listed = (
-        ti.Vector.field(4, ti.i32, len(table)),
-        ti.field(ti.i32, len(starts)),
-        ti.field(ti.i32, len(lists)),
-    )
-    for field, values in ((edges, table), (first, starts), (listed, lists)):
-        field.from_numpy(np.array(values, np.int32))
+    p, colours = vectors(corners.reshape(-1, 2)), scalars(rng.uniform(0.2, 1, COUNT))
+    image, edges = vectors(np.zeros((W, H, 3))), ti.Vector.field(4, ti.i32, len(table))
+    edges.from_numpy(table.astype(np.int32))
+    first, listed = integers(starts), integers(lists)
 
     @ti.func
     def is_in(f, x, y):

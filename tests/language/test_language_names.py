@@ -35,10 +35,8 @@ def scaled(a):
 
 def test_globals_and_inlined_functions():
     x, y = scalars(X), outputs(3)
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = scaled(x[i]) * _shadow0 - _ad * x[0]
+    k = kernel_of(
+        "for i in x: y[i] = scaled(x[i]) * _shadow0 - _ad * x[0]", x=x, y=y, _shadow0=_shadow0, _ad=_ad, scaled=scaled
+    )
 
     check_jacobian(k, x, y)
