@@ -129,10 +129,8 @@ class TestParametersAndOutputs:
         m = Mixed()
         out = m.v if name == "in place" else m.w
         write(m.w, 0.0)
-        params, parts = (
-            (lambda: [m.v.get_scalar_field(2), m.v.get_scalar_field(0)]),
-            (lambda: [out.get_scalar_field(1), out, out.get_scalar_field(0)]),
-        )
+        params = lambda: [m.v.get_scalar_field(2), m.v.get_scalar_field(0)]
+        parts = lambda: [out.get_scalar_field(1), out, out.get_scalar_field(0)]
         whole = Mixed()
         target = whole.v if name == "in place" else whole.w
         J = jacobian(whole.kernels[name], whole.v, target)

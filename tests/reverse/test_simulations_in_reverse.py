@@ -161,13 +161,8 @@ def material():
     count, n, dt = 40, 12, 2e-3
     x, v = (ti.Vector.field(2, ti.f64, count) for _ in range(2))
     affine, gradient = (ti.Matrix.field(2, 2, ti.f64, count) for _ in range(2))
-    mass, momentum, muscle, target, loss = (
-        scalar(n, n),
-        ti.Vector.field(2, ti.f64, (n, n)),
-        scalar(4),
-        scalar(2),
-        scalar(),
-    )
+    mass, momentum, muscle, target = scalar(n, n), ti.Vector.field(2, ti.f64, (n, n)), scalar(4), scalar(2)
+    loss = scalar()
 
     @ti.kernel
     def begin():

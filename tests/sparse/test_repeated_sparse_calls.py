@@ -101,13 +101,8 @@ def test_entries_by_columns_of_their_own_stay_where_they_are_zero(chain):
 
 
 def test_tangents_begin_at_zero_in_each_call():
-    x, pose, used, between, out = (
-        scalars(np.ones(MANY)),
-        scalars([1.0, 2.0, 3.0]),
-        ti.field(ti.i32, 3),
-        outputs(3),
-        outputs(3),
-    )
+    x, pose, used, between = scalars(np.ones(MANY)), scalars([1.0, 2.0, 3.0]), ti.field(ti.i32, 3), outputs(3)
+    out = outputs(3)
     used.fill(1)
 
     @ti.kernel

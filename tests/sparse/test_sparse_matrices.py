@@ -144,13 +144,8 @@ def test_no_more_memory_is_kept_than_allowed(monkeypatch):
 def test_intermediate_fields_whose_integers_change():
     """Stages over fields in between; J is right where some, all or none of the patterns are those of the call before."""
     initialise(default_fp=ti.f64)
-    x, h, y, first, second = (
-        scalars(random(40)),
-        outputs(30),
-        outputs(12),
-        integers(np.zeros((30, 3))),
-        integers([0] * 12),
-    )
+    x, h, y, first = scalars(random(40)), outputs(30), outputs(12), integers(np.zeros((30, 3)))
+    second = integers([0] * 12)
     inner = kernel_of(
         "for i in h: h[i] = x[first[i, 0]] * ti.max(x[first[i, 1]], 0.5) + x[first[i, 2]]", h=h, x=x, first=first
     )
