@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -178,6 +177,8 @@ class StagedKernel:
     _checked: set[Hashable] = field(default_factory=set)  # the arguments of launches whose order is known
     _forward: dict[Hashable, StageKernel] = field(default_factory=dict)
     _adjoints: dict[Hashable, AdjointKernel] = field(default_factory=dict)
+    _later: dict[Hashable, AdjointKernel] = field(default_factory=dict)  # see ``adjoint_of_state``
+    _results: dict[Hashable, list[Container]] = field(default_factory=dict)
 
     def texts(self) -> Iterator[str]:
         adjoints = (adjoint.stage for adjoint in dict.fromkeys(self._adjoints.values()))
@@ -305,20 +306,24 @@ class StagedKernel:
 
     def results(self, n: int, active: frozenset[Container]) -> list[Container]:
         """The containers with derivatives that a stage writes, if these have some before it."""
-        if not active:
-            return []
-        check_bits(self.program.body, self._activity(self.program.body, active))  # also by way of other stages
-        found = self._activity(self.staged.stages[n].body, active).containers
-        return [c for c in found if c in self.forward(n).writes]
+        if active and (n, active) not in self._results:
+            check_bits(self.program.body, self._activity(self.program.body, active))  # also by way of other stages
+            found = self._activity(self.staged.stages[n].body, active).containers
+            self._results[n, active] = [c for c in found if c in self.forward(n).writes]
+        return self._results[n, active] if active else []
 
     def adjoint_of_state(self, n: int, active: frozenset[Container], width: int) -> AdjointKernel:
         """The adjoint of a stage as it will be in later launches, where all that the kernel has changed is active."""
-        stage = self.staged.stages[n].body
-        state = self._activity(self.program.body, active).containers & read_containers(self.program.body)
-        later = active | (state & (read_containers(stage) | written_containers(stage)))
-        with contextlib.suppress(UnsupportedError):  # of what may not be active at any time
-            return self.adjoint(n, later, width)
-        return self.adjoint(n, active, width)
+        name = n, active, width
+        if name not in self._later:
+            stage = self.staged.stages[n].body
+            state = self._activity(self.program.body, active).containers & read_containers(self.program.body)
+            later = active | (state & (read_containers(stage) | written_containers(stage)))
+            try:
+                self._later[name] = self.adjoint(n, later, width)
+            except UnsupportedError:  # of what may not be active at any time
+                self._later[name] = self.adjoint(n, active, width)
+        return self._later[name]
 
     def recorded(self, n: int, plain: AdjointKernel, width: int) -> AdjointKernel | None:
         """The same adjoint where the stage has stored values for it; None where that does not pay."""
