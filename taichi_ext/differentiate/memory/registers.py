@@ -24,7 +24,7 @@ class Registers(Generic[S]):
     """The registers of one local, or arrays of them for each entry of a local array."""
 
     def __init__(self, builder: Builder, cursor: linear.Cursor, local: Local) -> None:
-        self.local = local
+        self.local, self.size = local, math.prod(local.shape)
         self._builder = builder
         self._cursor = cursor  # now at the local's declaration
         self._block = cursor.block
@@ -36,11 +36,6 @@ class Registers(Generic[S]):
 
     def __len__(self) -> int:
         return len(self._by_seed)
-
-    @property
-    def size(self) -> int:
-        """The number of entries of the local."""
-        return math.prod(self.local.shape)
 
     def declare(self, seed: S, name: str) -> None:
         name, dtype = f"d_{self.local.name}_{name}", self.local.dtype

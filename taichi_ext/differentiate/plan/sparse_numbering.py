@@ -196,10 +196,6 @@ class Numbering(RowNumbering):
     def no_column(self, owner: Key) -> int:
         return self.columns.first(owner) or 0 if owner in self.columns.in_rows else -1
 
-    def has_sparse(self, form: Form) -> bool:
-        """Whether a form has columns that no row holds."""
-        return any(not self.is_in_rows(seed.column) for seed in columns_of(form))
-
     def is_in_rows(self, column: Affine) -> bool:
         if column.is_constant:
             return column.constant < FIRST_SPARSE

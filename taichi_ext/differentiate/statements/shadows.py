@@ -337,7 +337,8 @@ class SparseTangents(ContainerTangents):
 
     def _require_columns(self, forms: list[linear.Form]) -> bool:
         """Whether forms have columns that no row holds, so that the next walk needs entries here; requires them."""
-        if not any(map(self.writer.numbering.has_sparse, forms)):
+        columns = [seed.column for form in forms for seed in linear.columns_of(form)]
+        if all(map(self.writer.numbering.is_in_rows, columns)):
             return False
         self.writer.numbering.require_columns(self.target.key, self.size)
         return True
