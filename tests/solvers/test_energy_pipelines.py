@@ -7,7 +7,7 @@ import pytest
 import taichi as ti
 from differences import outputs, read, scalars, vector_outputs, vectors
 from energies import require_right
-from kernel_texts import kernels_of
+from kernel_texts import kernel_of, kernels_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import UnsupportedError, hessian, hvp, value_and_gradient, value_gradient_and_hessian
@@ -244,3 +244,28 @@ def test_refused():
 def two_views(a: Numbers, b: Numbers, e: Numbers):
     for i in range(3):
         e[0] += a[i] ** 2 * b[i]
+
+
+def test_a_field_that_is_computed_from_another_one_by_several_terms():
+    """As pressures from densities, each a sum over neighbours; the entries are those of the dense Hessian."""
+    x, d, f, e = scalars([0.3, 0.9, -0.4, 0.7]), outputs(4), outputs(4), outputs()
+    densities = kernel_of("for i in range(4): d[i] = x[i] ** 2 + x[(i + 1) % 4]", d=d, x=x)
+
+    @ti.kernel
+    def forces():
+        for i in f:
+            total = 0.0
+            for j in range(4):
+                if i != j:
+                    total += d[i] ** 2 * d[j] * (x[i] - x[j])
+            f[i] = total
+
+    sum_up = kernel_of("for i in f: e[None] += f[i] ** 2", f=f, e=e)
+
+    def run():
+        e[None] = 0.0
+        densities()
+        forces()
+        sum_up()
+
+    assert_allclose(hessian(run, x, e, format="csr").toarray(), hessian(run, x, e), rtol=1e-12)

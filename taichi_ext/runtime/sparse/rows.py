@@ -101,7 +101,7 @@ class SparseRows:
             rest = self._without_rows(before, written.stored, written.size)
             if rest is not None:
                 terms.setdefault(param, []).append(rest)
-        return {param: self._total(param, matrices) for param, matrices in terms.items()}
+        return {param: self._total(matrices) for param, matrices in terms.items()}
 
     def add_adjoints(self, adjoints: dict[Key, np.ndarray]) -> None:
         """Add to the adjoints of containers that are apart those of what is computed from them, in place."""
@@ -117,11 +117,11 @@ class SparseRows:
             block = identity(size, np.float64)
         return self._arithmetic.without_rows(block, rows)
 
-    def _total(self, param: Key, blocks: list[Any]) -> object:
+    def _total(self, blocks: list[Any]) -> object:
         if len(blocks) == 1:
             return blocks[0]
-        types = [b.data.dtype for b in blocks if not isinstance(b, str)]
-        eye = identity(self._sizes[param], np.result_type(*types))
+        known = [b for b in blocks if not isinstance(b, str)]
+        eye = identity(known[0].shape[1], np.result_type(*(b.data.dtype for b in known)))
         return self._arithmetic.total([eye if isinstance(b, str) else b for b in blocks])
 
 
