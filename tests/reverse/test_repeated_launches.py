@@ -74,28 +74,6 @@ def test_repeated_launch_sees_what_became_active_since():
     np.testing.assert_allclose(gradient, 2 * (B + A**2) * 2 * A + 2 * (B + 2 * A**2) * 4 * A, rtol=1e-5)
 
 
-def test_stages_of_state_in_place_have_one_adjoint():
-    """The one of all later launches also serves the first, in which only what changes the state has a derivative."""
-    speed, place, force = _field(A), _field(B), _field(0 * A)
-
-    @ti.kernel
-    def move():
-        for i in speed:
-            force[i] = speed[i] * ti.cos(place[i])
-        for i in speed:
-            place[i] += force[i]
-
-    def run():
-        place.from_numpy(B)
-        for _ in range(3):
-            move()
-
-    prepared, cotangents = Prepared(run, [speed], [place]), [A[None]]
-    found = prepared(cotangents)
-    np.testing.assert_allclose(found[0], expected(run, [speed], [place], cotangents)[0], rtol=2e-5)
-    assert prepared.reverse.source.count("_adjoint(") == 2
-
-
 def test_repeated_launch_sees_number_that_python_stored():
     a, b, c, loss = _field(A), _field(B), _field(0 * A), ti.field(ti.f32, ())
 

@@ -313,7 +313,12 @@ class StagedKernel:
         return self._results[n, active] if active else []
 
     def adjoint_of_state(self, n: int, active: frozenset[Container], width: int) -> AdjointKernel:
-        """The adjoint of a stage as it will be in later launches, where all that the kernel has changed is active."""
+        """The adjoint of a stage; one for second derivatives, which takes long to compile, is that of later launches.
+
+        There, all that the kernel has changed is active.
+        """
+        if not self.columns:
+            return self.adjoint(n, active, width)
         name = n, active, width
         if name not in self._later:
             stage = self.staged.stages[n].body
