@@ -31,10 +31,9 @@ def find_costly(body: ir.Body, given: Collection[Local], changed: Collection[Con
     single = single_declarations(body)
     result: list[ir.Declare] = []
     roots = [v for s in ir.statements(body) if getattr(s, "local", None) not in single for v in ir.values_of(s)]
+    needed = _needed(roots, single, ())
     for s in reversed(single.values()):
-        if not s.local.dtype.is_real or not is_costly(s.values[0]):
-            continue
-        if s.local not in _needed(roots, single, {d.local for d in result}):
+        if s.local not in needed or not s.local.dtype.is_real or not is_costly(s.values[0]):
             continue
         cone = cone_of(s, single)
         values = [d.values[0] for d in cone]
@@ -43,6 +42,7 @@ def find_costly(body: ir.Body, given: Collection[Local], changed: Collection[Con
         is_same = all(local in single or (local in given and local not in changes) for local in reads)
         if is_same and not containers & changes and sum(map(cost_of, values)) >= LEAST_COST:
             result.append(s)
+            needed = _needed(roots, single, {d.local for d in result})
     return result
 
 
@@ -54,16 +54,12 @@ def _needed(roots: list[Value], single: Mapping[Local, ir.Declare], kept: Collec
 
 def cone_of(s: ir.Declare, single: Mapping[Local, ir.Declare]) -> list[ir.Declare]:
     """The declarations that the value of one is computed from, in order, with itself at the end."""
-    cone: dict[Local, ir.Declare] = {}
-
-    def visit(d: ir.Declare) -> None:
-        for local in single:
-            if local in d.values[0].contents.locals and local not in cone:
-                visit(single[local])
-        cone[d.local] = d
-
-    visit(s)
-    return list(cone.values())
+    used, cone = {s.local}, list[ir.Declare]()
+    for local, d in reversed(single.items()):
+        if local in used:
+            used |= d.values[0].contents.locals
+            cone.append(d)
+    return cone[::-1]
 
 
 def is_costly(v: Value) -> bool:

@@ -313,6 +313,14 @@ def test_any_costly_value_can_be_kept(make, monkeypatch):
     test_adjoints_are_those_of_differences(make, 1)
 
 
+def test_long_bodies_are_gone_through_once():
+    """All that the last value of a chain is computed from; to go from each to the ones before it would be too deep."""
+    chain = [let(Local("a", F64), 1.0)]
+    for _ in range(2000):
+        chain.append(let(Local("a", F64), op("sin", Read(chain[-1].local))))
+    assert costly_values.cone_of(chain[-1], costly_values.single_declarations(chain)) == chain
+
+
 @pytest.mark.parametrize("make", [of_unknown_length, in_place], ids=["tape", "log"])
 def test_a_tape_that_is_too_small_says_what_is_missing(make):
     stages = Stages(make, 1)
