@@ -23,7 +23,8 @@ def running(*, moves: bool = False) -> Generator[None, None, None]:
     me = threading.get_ident()
     with _turns:
         own = _running.pop(me, 0)  # nothing runs here while this thread waits
-        _moving.extend([me] * moves)
+        if moves:
+            _moving.append(me)
         _turns.notify_all()
     try:
         with _turns:
@@ -37,7 +38,8 @@ def running(*, moves: bool = False) -> Generator[None, None, None]:
     finally:
         with _turns:
             _running.pop(me, None)
-            _running.update({me: own} if own else {})
+            if own:
+                _running[me] = own
             if moves:
                 _moving.remove(me)
             _turns.notify_all()

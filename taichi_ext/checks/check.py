@@ -77,9 +77,8 @@ class Watch:
 
     def outside(self) -> list[str]:
         """The places where an index is outside, and how often."""
-        counts = {1: "1 time"}
-        counted = self._counted(is_index=True).items()
-        return [f"an index is outside ({counts.get(n, f'{n} times')}) in\n{indent(p, _MARGIN)}" for p, n in counted]
+        counted = ((indent(place, _MARGIN), n) for place, n in self._counted(is_index=True).items())
+        return [f"an index is outside ({n} {'time' if n == 1 else 'times'}) in\n{place}" for place, n in counted]
 
     def _counted(self, *, is_index: bool) -> dict[str, int]:
         """The places where something was counted, and how often."""

@@ -84,9 +84,11 @@ def _mean(r: Recording, call: Call, body: Any, shade: Callback, like: object, *g
 
 def callback(r: Recording, function: object, args: tuple[object, ...]) -> Callback:
     """A function with the current values of its further arguments, to which it cannot store."""
-    is_value = [isinstance(a, (ir.Value, ir.Tensor, Record)) for a in args]
-    kept = (value_of(declare(r, "passed", a, "argument")) if v else a for a, v in zip(args, is_value, strict=True))
-    return Callback(function, tuple(kept))
+
+    def kept(a: object) -> object:
+        return value_of(declare(r, "passed", a, "argument")) if isinstance(a, (ir.Value, ir.Tensor, Record)) else a
+
+    return Callback(function, tuple(map(kept, args)))
 
 
 @dataclass

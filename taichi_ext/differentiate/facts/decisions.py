@@ -55,7 +55,7 @@ class Use:
 
     @property
     def rules(self) -> Rules:
-        return {True: AGAIN, False: LAST}[self.is_again]
+        return AGAIN if self.is_again else LAST
 
 
 @dataclass(frozen=True)

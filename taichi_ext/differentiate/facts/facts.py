@@ -99,7 +99,6 @@ class Arguments:
         self.given: list[tuple[Purpose, ir.Container]] = []
         self.scratch_sizes: dict[Scratch, int] = {}
         self.first_column: ir.Local | None = None
-
         self._taken = {a.name for a in program.arguments} | {c.name for c in program.containers}
 
     def add(self, what: Purpose, name: str, dtype: ir.Type) -> ir.Container:

@@ -195,5 +195,11 @@ def _atan2(c: _Equations) -> Tangents:
     return [[(da[k] * b[k] - db[k] * a[k]) * over[k] for k in range(count)]]
 
 
-_RULES: dict[str, Callable[[_Equations], Tangents]] = {"solve": _solve, "inverse": _inverse, "atan2": _atan2}
-_RULES |= {"svd_at": _svd, "sym_eig_at": _sym_eig, "polar_decompose": _polar}
+_RULES: dict[str, Callable[[_Equations], Tangents]] = {
+    "svd_at": _svd,
+    "sym_eig_at": _sym_eig,
+    "polar_decompose": _polar,
+    "solve": _solve,
+    "inverse": _inverse,
+    "atan2": _atan2,
+}
