@@ -10,13 +10,16 @@ from test_differentiate import P, Role, a, at, c, f, i, n, nearest, op, over, s,
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.program import F64, Assign, Declare, Local, Place, Program, Read, Update, mapped
 
+W = replace(z, name="w", shape=(40,))
+
 
 def differentiated(body):
     """A program with the parameter x and the output y, and its tangents."""
     placed = mapped(tuple(body), lambda statement: replace(statement, place=Place("spheres.py", 7)))
-    program = Program("program", (), (), placed, (x, y, z))
-    roles = {x: Role(0, is_fresh=False), y: Role(), z: Role()}
-    return differentiate(program, programs.DifferentiationRequest(P, roles, programs.EXTENTS))
+    program = Program("program", (), (), placed, (x, y, z, W))
+    roles = {x: Role(0, is_fresh=False), y: Role(), z: Role(), W: Role()}
+    extents = {**programs.EXTENTS, W: replace(programs.EXTENTS[z], shape=W.shape)}
+    return differentiate(program, programs.DifferentiationRequest(P, roles, extents))
 
 
 def used_twice():
@@ -52,6 +55,22 @@ def rows_of_rows(length):
     for before, local in pairwise([s, *names]):
         body += [Declare(local, (op("mul", Read(before), f(0.5)),)), Assign(Read(local), op("sin", Read(before)))]
     return [over(y, [*body, Assign(at(y, Read(i)), Read(names[-1]))])]
+
+
+def chain(length):
+    """Locals that are made of the two before and of entries with all columns."""
+    names = [Local(f"t{number}", F64) for number in range(length)]
+    body = [Declare(local, (at(W, c(k)),)) for k, local in enumerate(names[:2])]
+    for k in range(2, length):
+        product = op("mul", op("sin", Read(names[k - 1])), Read(names[k - 2]))
+        body.append(Declare(names[k], (op("add", product, at(W, c(k))),)))
+    stored = Assign(at(W, Read(i)), op("mul", at(x, c(0)), at(x, c(1))))
+    return [over(W, [stored]), over(y, [*body, Assign(at(y, Read(i)), Read(names[-1]))])]
+
+
+def test_tangents_of_a_chain_of_locals_do_not_grow_with_its_square():
+    small, middle, large = (differentiated(chain(length)).report.costs.total for length in (4, 12, 20))
+    assert large - middle == middle - small > 0
 
 
 def test_rows_that_are_made_of_rows_take_no_pass_each():

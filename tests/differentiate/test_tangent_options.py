@@ -56,7 +56,7 @@ def test_slots_that_grow_with_each_pass_become_a_row():
         facts.begin_pass()
         form = {Seed(Affine(((column, 1),), k)): 1 for k in range(n + 1)}
         facts.note_form(form, lambda seed: False, limits, loop=None, grows=False)
-    assert facts.has_row
+    assert facts.why_row
     assert facts.slots <= limits.slots
 
 
@@ -68,7 +68,7 @@ def test_slots_of_one_pass_stay_slots():
         for n in range(limits.slots):
             form = {Seed(Affine(((column, 1),), k)): 1 for k in range(n + 1)}
             facts.note_form(form, lambda seed: False, limits, loop=None, grows=False)
-    assert not facts.has_row
+    assert not facts.why_row
 
 
 @pytest.mark.chosen_only("the operations are those on 40 columns", "--chunk-size")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from taichi_ext.differentiate.facts.facts import PassState, only_inside
-from taichi_ext.differentiate.forms.forms import Form, materialize, negated
+from taichi_ext.differentiate.forms.forms import Form, has_row, materialize, negated
 from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.storage.storage import Storage
-from taichi_ext.differentiate.storage.storages import Deferred, LocalForms, Storages
+from taichi_ext.differentiate.storage.storages import MOST_IN_ROWS, Deferred, LocalForms, Storages
 from taichi_ext.program import Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
 
 
@@ -78,9 +78,15 @@ class LocalTangents:
     def declare_kept(self, s: Declare, value: Value) -> None:
         """Declare a local whose tangent is that of a value."""
         form = self.linearizer.unsettled(value)
+        if s.local not in self.walk.facts.changed and self._is_better_row(form):
+            self.walk.plan.own_rows.setdefault(s.local, "it is made of several locals with all columns")
         form = materialize(self.walk.builder, form)
         self.walk.builder.emit(replace(s, values=(self.walk.expressions.primal(s.values[0]),)))
         self.known.keep(s.local, [form])
+
+    def _is_better_row(self, form: Form) -> bool:
+        """Whether a row for a local that is used several times is shorter than copies of its form in the uses."""
+        return 0 < self.walk.numbering.all_in_rows <= MOST_IN_ROWS and len(form) > 1 and has_row(form)
 
     def _declare_array(self, s: Declare) -> None:
         forms = [materialize(self.walk.builder, self.linearizer.form(v)) for v in s.values]

@@ -24,7 +24,7 @@ from taichi_ext.program import I32, Container, Local, Read, Type, Update, Value,
 from taichi_ext.program.build import Coefficient, Index, add, cast, literal, multiply
 from taichi_ext.program.keys import RETURN, Whole
 
-MOST_IN_ROWS = 16  # columns of all rows of a local that iterations share, up to which they are in a local array
+MOST_IN_ROWS = 16  # columns up to which a local whose form has several rows gets one, and shared ones a local array
 
 
 @dataclass(frozen=True)
