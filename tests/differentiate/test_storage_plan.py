@@ -31,14 +31,8 @@ def used_twice():
 @pytest.mark.parametrize(
     ("body", "lines"),
     [
-        (
-            used_twice,
-            ["local a, line 7: its tangent is computed where it is declared, since it is used more than once"],
-        ),
-        (
-            sum_over_a_loop,
-            ["local s, line 7: all 4 columns in local array", "since iterations of a loop add columns to it"],
-        ),
+        (used_twice, ["local a, line 7: its tangent is computed where it is declared, since it is used more than"]),
+        (sum_over_a_loop, ["local s, line 7: all 4 columns in local array", "iterations of a loop add columns to it"]),
         (nearest, ["1 indexed columns, since it changes"]),
     ],
 )

@@ -48,27 +48,18 @@ def test_what_was_chosen_is_told():
         assert text in plan.explain()
 
 
-def test_slots_that_grow_with_each_pass_become_a_row():
+def test_slots_that_grow_with_each_pass_become_a_row_and_those_of_one_pass_stay():
     """The bound on growth alone, for columns of which it is not known where they come from."""
     column, limits = Local("column", I32), STRATEGIES["sparse"]
-    facts = StorageFacts(Local("nearest", F64))
-    for n in range(limits.slots):
-        facts.begin_pass()
-        form = {Seed(Affine(((column, 1),), k)): 1 for k in range(n + 1)}
-        facts.note_form(form, lambda seed: False, limits, loop=None, grows=False)
-    assert facts.why_row
-    assert facts.slots <= limits.slots
-
-
-def test_slots_of_one_pass_stay_slots():
-    column, limits = Local("column", I32), STRATEGIES["sparse"]
-    facts = StorageFacts(Local("nearest", F64))
-    for _ in range(20):
-        facts.begin_pass()
-        for n in range(limits.slots):
-            form = {Seed(Affine(((column, 1),), k)): 1 for k in range(n + 1)}
-            facts.note_form(form, lambda seed: False, limits, loop=None, grows=False)
-    assert not facts.why_row
+    forms = [{Seed(Affine(((column, 1),), k)): 1 for k in range(n + 1)} for n in range(limits.slots)]
+    for passes, is_row in (([[form] for form in forms], True), ([forms] * 20, False)):
+        facts = StorageFacts(Local("nearest", F64))
+        for each in passes:
+            facts.begin_pass()
+            for form in each:
+                facts.note_form(form, lambda seed: False, limits, loop=None, grows=False)
+        assert bool(facts.why_row) == is_row
+        assert facts.slots <= limits.slots
 
 
 @pytest.mark.chosen_only("the operations are those on 40 columns", "--chunk-size")
