@@ -38,6 +38,8 @@ _MOST_CONDITIONS = 24  # in one call: 2 to the power of this
 FLAGGED = 30  # conditions whose bits have places of their own
 _EQUAL = 1e-4  # relative: values that differ by less do not jump
 _SMALL = 0.02  # of a jump: outcomes that change less than this are passed over beside it
+_HIDDEN = 16  # conditions that are looked at where an edge lies on others
+_HIDING = 0.25  # of a jump: a value that is no farther from that of the other side is reached by one condition alone
 _LAYER = 1e-4  # of the square: how wide an edge is, such as that of a march which diverges next to a surface
 _NARROW = 0.02  # of that: over which a root is not yet a jump
 
@@ -52,8 +54,13 @@ def probe(
     dx: object = 0.0,
     dy: object = 0.0,
     reach: object = 0.0,
+    after: object = 0,
 ) -> Any:
-    """A call of the function that also returns facts about its conditions; traced by the engine."""
+    """A call of the function that also returns facts about its conditions; traced by the engine.
+
+    Modes: the "value" alone; what is "seen" by conditions after ``after`` up to ``which``; those that may change "near"
+    or "far"; edges "ahead"; the "level" of one; the same where it has the other outcome, "flipped".
+    """
     leave_to_engine("probe", x)
 
 
@@ -138,7 +145,22 @@ def search_side(
                         jump = lasting_jump(ti.select(is_shown, shown, jump), jump)
                         if has_rims or has_jump(jump, scale):
                             row = put_place(
-                                shade, c, x, y, size, row, low, low_facts, high, high_facts, jump, table, jumps, inner
+                                shade,
+                                c,
+                                x,
+                                y,
+                                size,
+                                row,
+                                low,
+                                low_facts,
+                                low_value,
+                                high,
+                                high_facts,
+                                high_value,
+                                jump,
+                                table,
+                                jumps,
+                                inner,
                             )
                     crossed |= crossed_between(low_facts, high_facts)
                     low, low_facts, low_value = high, high_facts, high_value
@@ -240,8 +262,10 @@ def put_place(
     row,
     low,
     low_facts,
+    low_value,
     high,
     high_facts,
+    high_value,
     jump,
     table: ti.template(),
     jumps: ti.template(),
@@ -254,23 +278,13 @@ def put_place(
     else:
         p = ti.Vector([x, y]) + size * place_on(c, low[AT])
         q = ti.Vector([x, y]) + size * place_on(c, high[AT])
-        found = low_facts[NEXT]
-        which = 0
-        if has_flags(low_facts, high_facts):  # else, with the same outcomes in these calls, none may be found
-            for k in range(FLAGGED):
-                if which == 0 and (low_facts[FLAGS] ^ high_facts[FLAGS]) >> k + 1 & 1 == 1:
-                    which = k + 1
-        else:
-            which = first_difference(shade, p[0], p[1], q[0], q[1], low_facts[CONDITIONS], found)
-        slope = ti.Vector([low[SLOPE_X], low[SLOPE_Y]])
+        ends = ti.Matrix([[p[0], p[1]], [q[0], q[1]]])
+        reach = size * (high[AT] - low[AT] + _LAYER)
+        along = place_on(c, 1.0) - place_on(c, 0.0)
+        which, slope = deciding_condition(shade, ends, low, low_facts, low_value, high_facts, high_value, reach * along)
         t = ti.max(low[AT], ti.min(high[AT], low[AHEAD]))
-        if which != found:
-            slope *= 0.0
+        if which != low_facts[NEXT]:
             t = 0.5 * (low[AT] + high[AT])
-        for n in range(2):  # a level may be flat on one side of its edge
-            if slope.norm() == 0:
-                at = ti.select(n == 0, p, q)
-                slope = stop_gradient(probe(shade, at[0], at[1], which, "level")[SLOPE])
         g = slope.norm()
         if g > 0:
             at = place_on(c, t)
@@ -290,6 +304,67 @@ def put_place(
 
 
 @ti.func
+def deciding_condition(shade: ti.template(), ends, low, low_facts, low_value, high_facts, high_value, way):
+    """The number of the condition at which a value jumps between two places, and the slope of its level.
+
+    It is the first one that differs, unless its other outcome alone leaves the value as it is: it may be that of a
+    hidden edge, which lies on the one that is seen.  Then it is the next comparison that makes the jump by itself and
+    whose level is 0 along the way between the places.
+    """
+    changed = low_facts[FLAGS] ^ high_facts[FLAGS]
+    scale = abs(low_value) + abs(high_value)
+    first = 0
+    first_slope = 0.0 * way
+    which = 0
+    slope = 0.0 * way
+    is_done = False
+    for k in range(_HIDDEN):
+        if not is_done:
+            if has_flags(low_facts, high_facts):
+                which = next_bit(changed, which)
+            else:  # with the same outcomes in these calls, none may be found
+                which = next_difference(shade, ends, which, low_facts[CONDITIONS], low_facts[NEXT])
+            slope = ti.select(which == low_facts[NEXT], 1.0, 0.0) * ti.Vector([low[SLOPE_X], low[SLOPE_Y]])
+            is_alone = changed == bit_of(which) and has_flags(low_facts, high_facts)
+            is_seen = True
+            is_known = True
+            level = 0.0 * way[0]
+            for n in range(2):  # a level may be flat on one side of its edge
+                if (n == 0 and not is_alone) or slope.norm() == 0:
+                    there = probe(shade, ends[n, 0], ends[n, 1], which, "flipped")
+                    slope = stop_gradient(there[SLOPE])
+                    if n == 0:
+                        level = stop_gradient(there[LEVEL])
+                        is_known = there[FOUND] == 1
+                        beside = stop_gradient(there[VALUE]) - high_value
+                        is_seen = not is_larger(beside, high_value - low_value, scale, _HIDING)
+            if k == 0:
+                first = which
+                first_slope = slope
+                is_done = is_alone or is_seen or not is_known
+            elif abs(level) <= abs(slope.dot(way)):
+                is_done = is_seen or not is_known
+                if not is_known:
+                    which = first
+                    slope = first_slope
+            if not is_done and (which >= low_facts[CONDITIONS] or k == _HIDDEN - 1):
+                which = first
+                slope = first_slope
+                is_done = True
+    return which, slope
+
+
+@ti.func
+def next_bit(bits, after):
+    """The number of the first bit of a condition after another one; ``ALL`` if there is none."""
+    which = ALL
+    for k in range(FLAGGED):
+        if which == ALL and k + 1 > after and bits >> k + 1 & 1 == 1:
+            which = k + 1
+    return which
+
+
+@ti.func
 def jumps_row(row, jumps: ti.template()):
     values = ti.Vector([0.0] * jumps.m)
     for e in ti.static(range(jumps.m)):
@@ -298,23 +373,23 @@ def jumps_row(row, jumps: ti.template()):
 
 
 @ti.func
-def first_difference(shade: ti.template(), px, py, qx, qy, last, expected):
-    """The number of the first condition that differs between two places; ``expected`` is tried first."""
-    before = 0
+def next_difference(shade: ti.template(), ends, after, last, expected):
+    """The number of the first condition after one that differs between two places; ``expected`` is tried first."""
+    before = after
+    end = last
     for k in range(_MOST_CONDITIONS):
-        if last - before > 1:
-            which = (before + last) // 2
-            if k < 2 and before < expected - 1 + k < last:
+        if end - before > 1:
+            which = (before + end) // 2
+            if k < 2 and before < expected - 1 + k < end:
                 which = expected - 1 + k
             both = ti.Vector([0, 0])
             for m in range(2):
-                is_first = m == 0
-                both[m] = probe(shade, ti.select(is_first, px, qx), ti.select(is_first, py, qy), which, "seen")[SEEN]
+                both[m] = probe(shade, ends[m, 0], ends[m, 1], which, "seen", after=after)[SEEN]
             if both[0] == both[1]:
                 before = which
             else:
-                last = which
-    return last
+                end = which
+    return end
 
 
 @ti.func

@@ -39,7 +39,8 @@ class Probe:
     0. ``signless``: the locals that are only given constants, none of them negative, such as ``eps`` of a norm.
     ``kind``: the function that asks. ``is_wide``: whether a level that is 0 all around its place counts as near.
     ``of_shapes``: the statements of the shapes of ``layers``, of whose conditions only those in ``inner`` count;
-    ``is_of_shape``: whether they are walked.
+    ``is_of_shape``: whether they are walked. ``after``: the last number that the hash leaves out. ``is_flipped``: the
+    outcome of comparison ``which`` is the other one, and ``found`` is 1; there are none of other conditions.
     """
 
     count: ir.Local
@@ -61,6 +62,8 @@ class Probe:
     is_wide: bool = False
     of_shapes: Collection[ir.Statement] = ()
     is_of_shape: bool = False
+    after: ir.Value | None = None
+    is_flipped: bool = False
 
     def in_body(self, body: ir.Body) -> ir.Body:
         """A body with its conditions noted.
@@ -144,7 +147,7 @@ class Probe:
         if op.name in _ORDERED and is_real:
             outcome = outcomes[op] = ir.Read(ir.Local("holds", op.dtype, (), "temporary"))
             start = ir.Declare(outcome.local, (op,), place=place)
-            return (start, *self._noted(outcome, _real("sub", *args), place))
+            return (start, *self._noted(outcome, _real("sub", *args), place), *self._flipped(outcome, place))
         if op.name in _KINKS and is_real and self.has_kinks:
             first, second = args if len(args) == 2 else (args[0], ir.Const(0.0, args[0].dtype))
             return self._noted(ir.Op("gt", (first, second), ir.U1), _real("sub", first, second), place)
@@ -234,10 +237,12 @@ class Probe:
     ) -> ir.Body:
         """Statements that record the outcome of a condition; with a period its level is that of the nearest change."""
         count, seen = ir.Read(self.count), ir.Read(self.seen)
-        mixed = [ir.Assign(seen, new, place=place) for new in _mixed(seen, _as(outcome, ir.I32))]
+        mixed = tuple(ir.Assign(seen, new, place=place) for new in _mixed(seen, _as(outcome, ir.I32)))
+        if self.after is not None:
+            mixed = (ir.If(ir.Op("gt", (count, self.after), ir.U1), mixed, place=place),)
         body: list[ir.Statement] = [
             ir.Update(count, "add", ir.Const(1, ir.I32), place=place),
-            ir.If(ir.Op("le", (count, self.which), ir.U1), tuple(mixed), place=place),
+            ir.If(ir.Op("le", (count, self.which), ir.U1), mixed, place=place),
         ]
         if self.bits is not None:
             odd = ir.Op("bit_and", (_as(outcome, ir.I32), ir.Const(1, ir.I32)), ir.I32)
@@ -248,6 +253,14 @@ class Probe:
         if self.reach is not None or self.near is not None:
             body += self._measured(level, place, period)
         return tuple(body)
+
+    def _flipped(self, outcome: ir.Read, place: ir.Place | None) -> ir.Body:
+        if not self.is_flipped or self.found is None:
+            return ()
+        other = ir.Op("logical_not", (outcome,), outcome.dtype)
+        new = ((outcome, other), (ir.Read(self.found), ir.Const(1, ir.I32)))
+        is_it = ir.Op("eq", (ir.Read(self.count), self.which), ir.U1)
+        return (ir.If(is_it, tuple(ir.Assign(to, v, place=place) for to, v in new), place=place),)
 
     def _at_number(self, bit: ir.Value) -> ir.Value:
         """A bit at the place of the number of the condition."""

@@ -308,7 +308,7 @@ def pixel(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any
 
 
 def probe(r: Recording, call: Call, function: object, given: Mapping[str, Any]) -> tuple[object, ...]:
-    """A call of the function of ``pixel``, with its conditions noted for the mode: value, seen, near, ahead, level."""
+    """A call of the function of ``pixel``, with its conditions noted for the mode, such as "value" or "seen"."""
     mode, real = given["mode"], default_types()[0]
     at = ir.Tensor(tuple(frozen(r, given[name], "at") for name in ("x", "y")), (2,))
     r.blocks.append(OpenBlock())
@@ -337,7 +337,7 @@ def probe(r: Recording, call: Call, function: object, given: Mapping[str, Any]) 
             count.local,
             seen.local,
             frozen(r, given["which"], "which"),
-            level.local if mode == "level" else None,
+            level.local if mode in ("level", "flipped") else None,
             near.local if is_ahead else None,
             at,
             frozen(r, given["reach"], "reach") if mode in ("near", "far") else None,
@@ -349,10 +349,12 @@ def probe(r: Recording, call: Call, function: object, given: Mapping[str, Any]) 
             kind=given["shade"].kind,
             is_wide=mode == "far",
             of_shapes=r.of_shapes,
+            after=None if isinstance(given["after"], int) else frozen(r, given["after"], "after"),
+            is_flipped=mode == "flipped",
         )
         body = probe.in_body(body)
     for s in body:
         r.add(s)
-    if mode == "level":
+    if mode in ("level", "flipped"):
         slope = gradient(r, "pixel", level, (at.entries[0], at.entries[1]), may_be_flat=True)
     return typed_tensor(list(group), (len(group),)), count, seen, level, slope, near, found, behind, bits

@@ -557,8 +557,8 @@ def test_layers_of_discs_and_their_caps():
     plan = Jacobian(k, p, image)
     for n, given in enumerate(discs([0.1, 0.3, 0.6, 1.1, 1.9])):
         write(p, given)
-        assert worst(plan(), flow(circle, given, value, (8, 7))) < 0.015, given
-        assert_allclose(read(image).sum(), np.pi * given[2] ** 2 * value(*given[:2]), rtol=5e-4)
+        assert worst(plan(), flow(circle, given, value, (8, 7))) < 0.02, given
+        assert_allclose(read(image).sum(), np.pi * given[2] ** 2 * value(*given[:2]), atol=1e-3, rtol=5e-4)
         if n >= 15:
             covered = np.where((x - given[0]) ** 2 + (y - given[1]) ** 2 < given[2] ** 2, value(x, y), 0.0)
             assert_allclose(read(image), covered.reshape(8, 100, 7, 100).mean((1, 3)), atol=0.01)

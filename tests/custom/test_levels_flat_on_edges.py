@@ -135,8 +135,8 @@ def test_pixels_by_the_sign_of_a_product(dtype, text):
     """Lines on which the level is flat were lost, or half of them: the sign of each factor is a condition of its own."""
     p, image = ti.field(dtype, shape=2), ti.field(dtype, shape=(4, 3))
     p.from_numpy(np.array([1.37, 0.81], dtype=np.float32 if dtype == ti.f32 else np.float64))
-    largest = "m = 0.0 * x; ti.atomic_max(m, u * v);" if text == "m" else ""
-    level = func_of(f"u, v = p[0] - x, p[1] - y; {largest} return {text}", "x, y", p=p)
+    largest = "m = 0.0 * x; ti.atomic_max(m, u * v); " if text == "m" else ""
+    level = func_of(f"u, v = p[0] - x, p[1] - y; {largest}return {text}", "x, y", p=p)
     wanted = np.zeros((4, 3, 2))
     wanted[1, :, 0], wanted[:, 1, 1] = [2.0, -0.76, -2.0], [2.0, 1.48, -2.0, -2.0]  # of lines that change their side
     assert_allclose(jacobian(make_kernel(level, image, "pixel"), p, image), wanted, atol=0.01)

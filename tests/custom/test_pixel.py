@@ -7,7 +7,7 @@ import pytest
 import taichi as ti
 from captured_warnings import no_warnings
 from differences import central_differences, outputs, read, scalars, vector_outputs
-from drawings import drawing
+from drawings import drawing, layered
 from kernel_texts import func_of, kernel_of, kernels_of
 from numpy.testing import assert_allclose
 from program_interpreter import Interpreter
@@ -572,6 +572,34 @@ def test_the_warning_counts_the_pixels_of_a_row():
     ramp = func_of("return ti.math.smoothstep(0.0, p[1], x - p[0])", "x, y", p=p)
     with pytest.warns(te.DerivativeWarning, match="off in about (2[5-9]|3[0-4]). pixels:"):
         vjp(drawing(ramp, image, True), p, image, np.ones((2, 300)))
+
+
+@pytest.mark.parametrize(("rows", "by_row", "kind"), [(2, True, "layers"), (6, True, "pixel"), (3, False, "pixel")])
+def test_an_edge_on_which_hidden_ones_lie(rows, by_row, kind):
+    """Cells of a regular grid: that between two of one row lies on those of other rows, which are farther away."""
+    numbers = np.arange(2 * rows)
+    column, row = (numbers % 2, numbers // 2) if by_row else (numbers // rows, numbers % rows)
+    site, image = ti.Vector.field(2, ti.f64, shape=2 * rows), outputs(10, 5 * rows)
+    site.from_numpy(np.stack([2.0 + 6.0 * column, 2.0 + 5.0 * row], 1))
+    distance = func_of("return (x - site[n][0]) ** 2 + (y - site[n][1]) ** 2", "n, x, y", site=site)
+
+    @ti.func
+    def nearest(x, y):
+        best, value = 1e9, 0.0
+        for n in range(2 * rows):
+            if distance(n, x, y) < best:
+                best, value = distance(n, x, y), 1.0 + n * n
+        return value
+
+    cell = func_of("return 1.0, distance(n, x, y), 1.0 + n * n", "n, x, y", distance=distance)
+    k = drawing(nearest, image) if kind == "pixel" else layered(image, cell, 2 * rows, 0.0, order="depth")
+    expected = np.zeros((10, 5 * rows, 2 * rows))
+    for r in range(rows):
+        left, right = np.flatnonzero(row == r)[np.argsort(column[row == r])]
+        expected[5, 5 * r : 5 * r + 5, [left, right]] = 0.5 * (left**2 - right**2)
+    J = jacobian(k, site, image)[..., 0]
+    inside = np.arange(5 * rows) % 5 % 4 > 0  # others have corners of cells
+    assert_allclose(J[:, inside], expected[:, inside], atol=1e-9 * expected.max() + 1e-9 * rows**4)
 
 
 @pytest.mark.sweep
