@@ -141,10 +141,7 @@ def test_districts_import_from_those_below():
 @pytest.mark.parametrize("district", PARTS)
 def test_parts_of_a_district_import_from_those_before(district):
     places = {f"{district}.{part}": place for place, part in enumerate(PARTS[district])}
-
-    def place_of(name):
-        return places.get(".".join(name.split(".")[:2]), len(places))
-
+    place_of = lambda name: places.get(".".join(name.split(".")[:2]), len(places))
     for module in (PACKAGE / district).rglob("*.py"):
         inside = {name for name in own_imports(module) if name.startswith(f"{district}.")}
         wrong = {name for name in inside if place_of(name) > place_of(name_of(module))}

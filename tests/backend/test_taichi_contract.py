@@ -197,13 +197,8 @@ def emitted(function, values=(3.0, 5.0), size=4):
     """Entries of an output field after code was emitted by a Python function of an input and an output field."""
     x, y = ti.field(ti.f64, shape=len(values)), ti.field(ti.f64, shape=size)
     x.from_numpy(np.array(values))
-
-    def entry(field, *index):
-        return impl.subscript(builder(), field, *index)
-
-    def call():
-        function(functools.partial(entry, x), functools.partial(entry, y))
-
+    entry = lambda field, *index: impl.subscript(builder(), field, *index)
+    call = lambda: function(functools.partial(entry, x), functools.partial(entry, y))
     kernel_of("call()", call=call)()
     return y.to_numpy()
 
@@ -364,10 +359,7 @@ def test_swizzles_are_listed():
 
 def test_static_calls_are_recognised_by_name():
     scope = {"ti": ti, "s": ti.static}
-
-    def resolves(text, wanted):
-        return ASTResolver.resolve_to(ast.parse(text, mode="eval").body, wanted, scope)
-
+    resolves = lambda text, wanted: ASTResolver.resolve_to(ast.parse(text, mode="eval").body, wanted, scope)
     assert resolves("ti.static", impl.static)
     assert resolves("s", impl.static)
     assert resolves("ti.grouped", impl.grouped)

@@ -97,9 +97,7 @@ def test_a_vector_that_is_bound_again_after_a_branch(mode):
         for i in ti.static(range(2)):
             y[i] = w[i]
 
-    def true(v):
-        return np.array([2 * v[0], 1.0]) / (4 * v @ v)
-
+    true = lambda v: np.array([2 * v[0], 1.0]) / (4 * v @ v)
     start = np.array([-0.4, 0.9])
     differences = [(true(start + h) - true(start - h)) / 2e-6 for h in 1e-6 * np.eye(2)]
     assert_allclose(jacobian(k, x, y, mode=mode), np.transpose(differences), rtol=1e-6)

@@ -530,9 +530,7 @@ def test_a_shaded_ball_in_each_pixel():
             value += ti.sqrt(inner) / p[2]
         return value
 
-    def value(x, y):
-        return np.sqrt(np.maximum(2.6**2 - (x - 3.3) ** 2 - (y - 3.1) ** 2, 0)) / 2.6
-
+    value = lambda x, y: np.sqrt(np.maximum(2.6**2 - (x - 3.3) ** 2 - (y - 3.1) ** 2, 0)) / 2.6
     k = drawing(shade, image, True)
     assert_allclose(jacobian(k, p, image)[..., 0], across_sides(value, (7, 7)), atol=0.025)
     nodes = (np.arange(300) + 0.5) / 300 - 0.5

@@ -167,19 +167,13 @@ def test_which_values_change_where_tied_vectors_are_turned():
     U_at, S_at, V_at = (ir.Local(name, ir.F64, (2, 2)) for name in ("U_at", "S_at", "V_at"))
     call = ir.Call("svd_at", (), (U_at, S_at, V_at))
     out = ir.Container("out", ir.F64, 1)
-
-    def op(name, *args):
-        return ir.Op(name, args, ir.F64)
-
-    def at(local, *index):
-        return ir.Read(local, index)
+    op = lambda name, *args: ir.Op(name, args, ir.F64)
+    at = lambda local, *index: ir.Read(local, index)
 
     def entry(f):  # [0, 1] of U f(S) V^T
         return op("add", *(op("mul", op("mul", at(U, 0, k), f(at(S, k, k))), at(V, 1, k)) for k in range(2)))
 
-    def stored(value):
-        return ir.Assign(ir.Load(out, (ir.Const(0, ir.I32),)), value)
-
+    stored = lambda value: ir.Assign(ir.Load(out, (ir.Const(0, ir.I32),)), value)
     whole = entry(lambda s: op("exp", s))
     single = op("mul", at(U, 0, 0), at(S, 0, 0))
     linear = entry(lambda s: s)

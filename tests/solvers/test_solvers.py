@@ -325,10 +325,7 @@ class TestLeastSquares:
             "tukey": lambda z: (1 - np.maximum(1 - z, 0) ** 3) / 3,
             "mixed": lambda z: z + 0.5 * z**2,
         }
-
-        def cost(x):
-            return 0.5 * (s**2 * rho[loss](w * fit.residuals(x) ** 2 / s**2)).sum()
-
+        cost = lambda x: 0.5 * (s**2 * rho[loss](w * fit.residuals(x) ** 2 / s**2)).sum()
         own = lambda z: np.stack([z + 0.5 * z**2, 1 + z, np.ones_like(z)])
         for p, values in zip(fit.params, [[2.4, 1.2], [0.02]]):
             p.from_numpy(np.array(values))
