@@ -118,8 +118,7 @@ def search_side(
             goes_back &= here[BACK] < q - _LAYER
             if not is_low:
                 if mode != BETWEEN:
-                    is_shown = False
-                    turn = 0
+                    is_shown, turn = False, 0
                     changes += 1
                 high, high_facts, high_value = here, facts, value
                 mode = BETWEEN
@@ -138,30 +137,27 @@ def search_side(
                 if is_different & (width <= _LAYER) & (not is_shown):
                     shown = jump
                     is_shown = True
-                is_crossed = is_between(high[BACK], low, high) | (low[AHEAD] < high[AT] - _LAYER)
-                is_crossed &= k <= _MANY
+                is_crossed = (k <= _MANY) & (is_between(high[BACK], low, high) | (low[AHEAD] < high[AT] - _LAYER))
                 if (width <= ti.max(_NARROW * _LAYER, fine)) | (not (is_different | is_crossed)):
-                    if is_shown | is_different:
-                        jump = lasting_jump(ti.select(is_shown, shown, jump), jump)
-                        if has_rims or has_jump(jump, scale):
-                            row = put_place(
-                                shade,
-                                c,
-                                x,
-                                y,
-                                size,
-                                row,
-                                low,
-                                low_facts,
-                                low_value,
-                                high,
-                                high_facts,
-                                high_value,
-                                jump,
-                                table,
-                                jumps,
-                                inner,
-                            )
+                    jump = lasting_jump(ti.select(is_shown, shown, jump), jump)
+                    if (is_shown | is_different) and (has_rims or has_jump(jump, scale)):
+                        row = put_place(
+                            shade,
+                            c,
+                            x,
+                            y,
+                            size,
+                            row,
+                            low,
+                            low_facts,
+                            high,
+                            high_facts,
+                            high_value,
+                            jump,
+                            table,
+                            jumps,
+                            inner,
+                        )
                     crossed |= crossed_between(low_facts, high_facts)
                     low, low_facts, low_value = high, high_facts, high_value
                     mode = FORWARDS
@@ -262,7 +258,6 @@ def put_place(
     row,
     low,
     low_facts,
-    low_value,
     high,
     high_facts,
     high_value,
@@ -281,7 +276,7 @@ def put_place(
         ends = ti.Matrix([[p[0], p[1]], [q[0], q[1]]])
         reach = size * (high[AT] - low[AT] + _LAYER)
         along = place_on(c, 1.0) - place_on(c, 0.0)
-        which, slope = deciding_condition(shade, ends, low, low_facts, low_value, high_facts, high_value, reach * along)
+        which, slope = deciding_condition(shade, ends, low, low_facts, high_facts, high_value, jump, reach * along)
         t = ti.max(low[AT], ti.min(high[AT], low[AHEAD]))
         if which != low_facts[NEXT]:
             t = 0.5 * (low[AT] + high[AT])
@@ -304,7 +299,7 @@ def put_place(
 
 
 @ti.func
-def deciding_condition(shade: ti.template(), ends, low, low_facts, low_value, high_facts, high_value, way):
+def deciding_condition(shade: ti.template(), ends, low, low_facts, high_facts, high_value, jump, way):
     """The number of the condition at which a value jumps between two places, and the slope of its level.
 
     It is the first one that differs, unless its other outcome alone leaves the value as it is: it may be that of a
@@ -312,7 +307,7 @@ def deciding_condition(shade: ti.template(), ends, low, low_facts, low_value, hi
     whose level is 0 along the way between the places.
     """
     changed = low_facts[FLAGS] ^ high_facts[FLAGS]
-    scale = abs(low_value) + abs(high_value)
+    scale = abs(high_value - jump) + abs(high_value)
     first = 0
     first_slope = 0.0 * way
     which = 0
@@ -337,7 +332,7 @@ def deciding_condition(shade: ti.template(), ends, low, low_facts, low_value, hi
                         level = stop_gradient(there[LEVEL])
                         is_known = there[FOUND] == 1
                         beside = stop_gradient(there[VALUE]) - high_value
-                        is_seen = not is_larger(beside, high_value - low_value, scale, _HIDING)
+                        is_seen = not is_larger(beside, jump, scale, _HIDING)
             if k == 0:
                 first = which
                 first_slope = slope
