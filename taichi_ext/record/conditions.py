@@ -16,6 +16,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import taichi_ext.program as ir
 from taichi_ext.errors import UnsupportedError
@@ -79,7 +80,10 @@ class Probe:
         signless = frozenset(m for m, values in given.items() if values and all(map(_is_no_less_than_0, values)))
         probe = replace(self, has_kinks=has_kinks, signless=signless)
         probe = replace(probe, inner=probe._inner_conditions(body, given))
-        return probe._noted_body(body, moving)
+        if not self.is_flipped:
+            return probe._noted_body(body, moving)
+        probe = replace(probe, is_flipped=all(map(_is_sized, ir.statements(body))))
+        return ir.mapped(probe._noted_body(body, moving), _ended)
 
     def _noted_body(self, body: ir.Body, moving: set[ir.Local]) -> ir.Body:
         def noted(s: ir.Statement) -> ir.Body:
@@ -310,6 +314,7 @@ class Probe:
         return tuple(body)
 
 
+_TURNS = 10_000  # of a loop with a condition, where another condition is not true
 _JUMPS = ("cast", "floor", "ceil", "round", "mod", "floordiv", "atan2", "truediv")
 _KINKS = ("max", "min", "abs")
 _WAVES = {"sin": 0.5, "cos": 0.0, "tan": 0.5}  # where they turn or jump, in half turns
@@ -402,6 +407,49 @@ def _require_supported(s: ir.Statement) -> None:
                 f"{ir.cited(op.place or s.place)}pixel: {op.name} in {what} has no level, so the places where it jumps "
                 "are not known. Compute it in a kernel before, and read it from a field."
             )
+
+
+def _is_sized(s: ir.Statement) -> bool:
+    """Whether the shapes of all containers that a statement reads are known."""
+    loads = (v for value in ir.values_of(s) for v in ir.walk(value) if isinstance(v, ir.Load))
+    return all(v.container.shape is not None for v in loads)
+
+
+def _ended(s: ir.Statement) -> ir.Body:
+    """A statement that reads within its memory and ends, also where a condition that guards it is not true."""
+    s = ir.with_places(s, _in_range)
+    if not isinstance(s, ir.While):
+        return (s,)
+    turns = ir.Read(ir.Local("turns", ir.I32, (), "temporary"))
+    is_endless = ir.Op("gt", (turns, ir.Const(_TURNS, ir.I32)), ir.U1)
+    ends = ir.If(is_endless, (ir.Jump("break", place=s.place),), place=s.place)
+    counted = (ir.Update(turns, "add", ir.Const(1, ir.I32), place=s.place), ends)
+    start = ir.Declare(turns.local, (ir.Const(0, ir.I32),), place=s.place)
+    return (start, replace(s, body=(*counted, *s.body)))
+
+
+def _in_range(node: ir.Value) -> ir.Value:
+    """A read entry, of the nearest one that exists; a quotient of integers, with 1 in the place of a divisor 0."""
+
+    def within(index: Any, size: int, start: int = 0) -> Any:
+        if not isinstance(index, ir.Value) or isinstance(index, ir.Const):
+            return index
+        least, most = ir.Const(start, ir.I32), ir.Const(start + size - 1, ir.I32)
+        return ir.Op("min", (ir.Op("max", (_as(index, ir.I32), least), ir.I32), most), ir.I32)
+
+    if isinstance(node, ir.Read) and node.index:
+        return replace(node, index=tuple(map(within, node.index, node.local.shape)))
+    if isinstance(node, ir.Load):
+        shape = node.container.shape or ()
+        offset = node.container.offset or (0,) * len(shape)
+        component = tuple(map(within, node.component, node.container.element_shape))
+        return replace(node, indices=tuple(map(within, node.indices, shape, offset)), component=component)
+    if isinstance(node, ir.Op) and node.name in ("floordiv", "mod") and not node.args[1].dtype.is_real:
+        divisor = node.args[1]
+        is_zero = ir.Op("eq", (divisor, ir.Const(0, divisor.dtype)), ir.U1)
+        divisor = ir.Op("select", (is_zero, ir.Const(1, divisor.dtype), divisor), divisor.dtype)
+        return replace(node, args=(node.args[0], divisor))
+    return node
 
 
 def _settled(value: ir.Value, outcomes: dict[ir.Value, ir.Value]) -> ir.Value:

@@ -565,3 +565,27 @@ def test_layers_of_discs_and_their_caps():
     for given in discs([0.03] * 10, 10):  # squares of 1/32 pixel are smaller than its arcs
         write(p, given)
         assert worst(plan(), flow(circle, given, value, (8, 7))) < 0.08, given
+
+
+def test_other_outcomes_read_and_end_as_those_of_the_function():
+    """What a condition guards, with a root of a negative number as index, or a loop that it lets end."""
+    p, image, table = scalars([3.0, 2.1]), outputs(6, 6), scalars([0.3, 0.9, 0.4])
+
+    @ti.func
+    def shade(x, y):
+        square = p[1] ** 2 - (x - p[0]) ** 2
+        value, turns = 0.1, 0.0
+        if square > 0:
+            value = 1 + table[int(ti.sqrt(square))]
+        if x < p[0]:
+            turns = 1.0
+        r, way = x - p[0], 1.0
+        if x < p[0]:
+            way = -1.0
+        while r * (x - p[0]) >= 0 and r < 9:
+            r -= way
+        return value + turns
+
+    J = Jacobian(drawing(shade, image), p, image)().sum((0, 1))
+    by_radius = 1.2 + 0.6 * 2.1 / np.sqrt(2.1**2 - 1) - 0.5 * 2.1 / np.sqrt(2.1**2 - 4)
+    assert_allclose(J, [6, 12 * by_radius], rtol=0.02)
