@@ -533,6 +533,22 @@ def test_a_counter_times_a_dual_number_is_right(scene):
     assert_allclose(J[0] / J[0, 1], [1 + 2 * AT.sum() / AT[0], 1.0, 1.0])
 
 
+@pytest.mark.parametrize("options", [{}, {"mode": "reverse"}, {"chunk_size": 1}], ids=["forward", "reverse", "chunks"])
+def test_a_start_that_a_flag_makes_once_is_made_in_every_run_of_a_call(scene, options):
+    def pipeline(state):
+        if not state.is_ready:
+            scene.square()
+            state.is_ready = True
+        scene.add(scene.y[0] + 1)
+
+    state = type("", (), {"is_ready": False})()
+    scene.reset()
+    with no_warnings():
+        J = jacobian(pipeline, scene.x, scene.s, args=(state,), **options)
+    assert state.is_ready
+    assert_allclose(J[0], AT[0] ** 2 + 1 + np.array([2 * AT[0] * AT.sum(), 0.0, 0.0]))
+
+
 @pytest.mark.parametrize("mode", [None, "reverse"])
 @pytest.mark.parametrize("given", [2, np.int64(2), (2, 3), ti.Vector([2, 3])], ids=["int", "numpy", "tuple", "vector"])
 def test_whole_numbers_for_a_param(scene, given, mode):

@@ -136,7 +136,7 @@ def _named_in(names: Set[str], owners: list[object]) -> list[object]:
 
 # Numbers that Python changes, which another run has to begin with.
 
-_NUMBERS = {int, float, np.float64}
+_NUMBERS = {bool, int, float, np.float64}
 _MOST_ITEMS = 4096  # of a list whose numbers are put back
 _States = list[tuple[Callable[[Any], object], Any]]  # with functions that put them back
 
