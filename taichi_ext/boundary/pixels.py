@@ -4,8 +4,8 @@ The engine records the conditions of the function in each call (``record/conditi
 a pixel, a search along the sides of the square finds the places where the value jumps.  The first condition that
 differs between the two sides of such a place has a level that is 0 there, and both sides execute the same code up to
 it; where several differ, the one whose other outcome makes the jump is taken.  So the boundary term is
-``jump dl level_dot / |grad level|``, along arcs between the places (``arcs.py``).  A square whose edges are no such arcs
-is divided; the smallest ones take the mean length from their sides as scan lines.
+``jump dl level_dot / |grad level|``, along arcs between the places (``arcs.py``).  A square whose edges are no such
+arcs is divided; the smallest ones take the mean length from their sides as scan lines.
 """
 
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.

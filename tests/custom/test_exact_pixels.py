@@ -292,11 +292,7 @@ def test_discs_that_are_smaller_than_a_pixel(use):
 def test_tiny_discs_in_layers():
     """Those that cross no side of a square of 1/32 pixel were lost."""
     p, image = scalars(np.array([1.0, 1.0, 0.3])), outputs(3, 3)
-
-    @ti.func
-    def shape(n, x, y):
-        return p[2] - ti.sqrt((x - p[0]) ** 2 + (y - p[1]) ** 2), 1.0
-
+    shape = func_of("return p[2] - ti.sqrt((x - p[0]) ** 2 + (y - p[1]) ** 2), 1.0", "n, x, y", p=p)
     plan = Jacobian(layered(image, shape, 1, 0.0), p, image)
     generator = np.random.default_rng(1)
     for radius in (0.02, 0.01):
@@ -525,11 +521,12 @@ def test_two_straight_edges_of_one_shape_in_layers(kind):
 def test_a_line_in_layers_that_is_thinner_than_a_pixel():
     """Of a value that is linear."""
     p, image, half = scalars([5.3, 0.4]), outputs(12, 9), 0.15
-
-    @ti.func
-    def shape(n, x, y):
-        return half - abs(x * ti.cos(p[1]) + y * ti.sin(p[1]) - p[0]), 1.0 + 0.1 * x - 0.2 * y
-
+    shape = func_of(
+        "return half - abs(x * ti.cos(p[1]) + y * ti.sin(p[1]) - p[0]), 1.0 + 0.1 * x - 0.2 * y",
+        "n, x, y",
+        p=p,
+        half=half,
+    )
     value, J = value_and_jacobian(layered(image, shape, 1, 0.0), p, image)
     normal, sides = np.array([np.cos(0.4), np.sin(0.4)]), (5.3 + half, 5.3 - half)
     ends = [planar.line_in_pixels(normal, side, 12, 9, lambda x, y: 1.0 + 0.1 * x - 0.2 * y) for side in sides]
@@ -549,10 +546,11 @@ def test_layers_of_discs_and_their_caps():
     def value(x, y):
         return 1.0 + 0.3 * (x - 3.0) + 0.5 * (y - 2.6)
 
-    @ti.func
-    def shape(n, x, y):
-        return p[2] - ti.sqrt((x - p[0]) ** 2 + (y - p[1]) ** 2), 1.0 + 0.3 * (x - 3.0) + 0.5 * (y - 2.6)
-
+    shape = func_of(
+        "return p[2] - ti.sqrt((x - p[0]) ** 2 + (y - p[1]) ** 2), 1.0 + 0.3 * (x - 3.0) + 0.5 * (y - 2.6)",
+        "n, x, y",
+        p=p,
+    )
     k = layered(image, shape, 1, 0.0)
     plan = Jacobian(k, p, image)
     for n, given in enumerate(discs([0.1, 0.3, 0.6, 1.1, 1.9])):

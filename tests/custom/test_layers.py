@@ -185,11 +185,9 @@ def test_transparent_straight_edges_are_exact():
     """Values against polygons, and J by offsets, angles, colours and alphas against their differences; one is opaque."""
     given = np.column_stack([random_planes(1)[:, :3], [0.5, 0.3, 1.0, 0.7]])
     p, image = scalars(given), outputs(W, H)
-
-    @ti.func
-    def pane(n, x, y):
-        return 2.0 * (p[n, 0] - x * ti.cos(p[n, 1]) - y * ti.sin(p[n, 1])), p[n, 2], p[n, 3]
-
+    pane = func_of(
+        "return 2.0 * (p[n, 0] - x * ti.cos(p[n, 1]) - y * ti.sin(p[n, 1])), p[n, 2], p[n, 3]", "n, x, y", p=p
+    )
     k = layered(image, pane, PLANES, 0.1)
     value, J = value_and_jacobian(k, p, image)
     assert_allclose(value, [[mean_of_planes(given, i, j) for j in range(H)] for i in range(W)], rtol=1e-10)

@@ -23,16 +23,9 @@ START = np.array([[0.5, 1.5, -0.3], [1.1, 0.7, 0.4], [-0.6, 0.9, 1.2]])
 OPTIONS = [{}, {"chunk_size": 2}, {"chunk_size": 4}, {"tangents": "sparse"}, {"tangents": "dense"}, {"format": "csr"}]
 
 
-@ti.kernel
-def double(source: ti.template(), target: ti.template()):
-    for i in ti.grouped(source):
-        target[i] = 2.0 * source[i]
-
-
-@ti.kernel
-def multiply(a: ti.template(), b: ti.template(), target: ti.template()):
-    for i in target:
-        target[i] = a[i] * b[i]
+T = "a: ti.template(), b: ti.template()"
+double = kernel_of("for i in ti.grouped(a): b[i] = 2.0 * a[i]", T)
+multiply = kernel_of("for i in c: c[i] = a[i] * b[i]", f"{T}, c: ti.template()")
 
 
 class Mixed:

@@ -18,20 +18,9 @@ X = real(np.array([0.7, -0.4, 1.3]))
 load = kernel_of("for i in a: a[i] = x[i % 3] * (i + 1)", "x: A1, a: A1")
 mix = kernel_of("for i in a: a[i] = ti.sin(a[i]) + x[i % 3] * a[i]", "x: A1, a: A1")
 mix_table = kernel_of("for i, j in a: a[i, j] = ti.cos(a[i, j]) * x[j % 3] + 0.1 * i", "x: A1, a: A2")
-
-
-@ti.kernel
-def turn_vectors(x: A1, v: V1):
-    for i in v:
-        v[i] = v[i].cross(ti.Vector([x[0], x[1], 1.0])) + x[2]
-
-
-@ti.kernel
-def constant(a: A1):
-    for i in a:
-        a[i] = 2.5
-
-
+turn = "for i in v: v[i] = v[i].cross(ti.Vector([x[0], x[1], 1.0])) + x[2]"
+turn_vectors = kernel_of(turn, "x: A1, v: V1", V1=V1)
+constant = kernel_of("for i in a: a[i] = 2.5", "a: A1")
 add_to = kernel_of("for i in a: b[i] += a[i] * a[i]", "a: A1, b: A1")
 
 
