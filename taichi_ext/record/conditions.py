@@ -80,10 +80,9 @@ class Probe:
         signless = frozenset(m for m, values in given.items() if values and all(map(_is_no_less_than_0, values)))
         probe = replace(self, has_kinks=has_kinks, signless=signless)
         probe = replace(probe, inner=probe._inner_conditions(body, given))
-        if not self.is_flipped:
-            return probe._noted_body(body, moving)
-        probe = replace(probe, is_flipped=all(map(_is_sized, ir.statements(body))))
-        return ir.mapped(probe._noted_body(body, moving), _ended)
+        probe = replace(probe, is_flipped=self.is_flipped and all(map(_is_sized, ir.statements(body))))
+        noted = probe._noted_body(body, moving)
+        return ir.mapped(noted, _ended) if probe.is_flipped else noted
 
     def _noted_body(self, body: ir.Body, moving: set[ir.Local]) -> ir.Body:
         def noted(s: ir.Statement) -> ir.Body:
@@ -440,7 +439,8 @@ def _in_range(node: ir.Value) -> ir.Value:
     if isinstance(node, ir.Read) and node.index:
         return replace(node, index=tuple(map(within, node.index, node.local.shape)))
     if isinstance(node, ir.Load):
-        shape = node.container.shape or ()
+        shape = node.container.shape
+        assert shape is not None
         offset = node.container.offset or (0,) * len(shape)
         component = tuple(map(within, node.component, node.container.element_shape))
         return replace(node, indices=tuple(map(within, node.indices, shape, offset)), component=component)
