@@ -55,7 +55,7 @@ def _needed(roots: list[Value], single: Mapping[Local, ir.Declare], kept: Collec
 def cone_of(s: ir.Declare, single: Mapping[Local, ir.Declare]) -> list[ir.Declare]:
     """The declarations that the value of one is computed from, in order, with itself at the end."""
     used, cone = {s.local}, list[ir.Declare]()
-    for local, d in reversed(single.items()):
+    for local, d in reversed(list(single.items())):
         if local in used:
             used |= d.values[0].contents.locals
             cone.append(d)

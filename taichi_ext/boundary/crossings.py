@@ -6,7 +6,7 @@ same are found, too.  Places are rows of a table in their order around the squar
 """
 
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
-# pyright: reportInvalidTypeForm=false, reportIndexIssue=false
+# pyright: reportInvalidTypeForm=false, reportIndexIssue=false, reportOptionalCall=false
 # Those of the variables of a function that Taichi compiles are known when it is compiled.
 # pyright: reportMissingParameterType=false, reportMissingTypeStubs=false, reportUnknownParameterType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -304,7 +304,7 @@ def deciding_condition(shade: ti.template(), ends, low, low_facts, high_facts, h
 
     It is the first one that differs, unless its other outcome alone leaves the value as it is: it may be that of a
     hidden edge, which lies on the one that is seen.  Then it is the next comparison that makes the jump by itself and
-    whose level is 0 along the way between the places.
+    whose level is 0 along the way between the places, if it has the same number on both sides.
     """
     changed = low_facts[FLAGS] ^ high_facts[FLAGS]
     scale = abs(high_value - jump) + abs(high_value)
@@ -321,24 +321,28 @@ def deciding_condition(shade: ti.template(), ends, low, low_facts, high_facts, h
                 which = next_difference(shade, ends, which, low_facts[CONDITIONS], low_facts[NEXT])
             slope = ti.select(which == low_facts[NEXT], 1.0, 0.0) * ti.Vector([low[SLOPE_X], low[SLOPE_Y]])
             is_alone = changed == bit_of(which) and has_flags(low_facts, high_facts)
-            is_seen = True
+            is_seen = is_alone
+            is_near = True
             is_known = True
-            level = 0.0 * way[0]
             for n in range(2):  # a level may be flat on one side of its edge
-                if (n == 0 and not is_alone) or slope.norm() == 0:
+                if not is_alone or slope.norm() == 0:
                     there = probe(shade, ends[n, 0], ends[n, 1], which, "flipped")
-                    slope = stop_gradient(there[SLOPE])
-                    if n == 0:
-                        level = stop_gradient(there[LEVEL])
-                        is_known = there[FOUND] == 1
-                        beside = stop_gradient(there[VALUE]) - high_value
-                        is_seen = not is_larger(beside, jump, scale, _HIDING)
+                    own = stop_gradient(there[SLOPE])
+                    beside = stop_gradient(there[VALUE]) - high_value + n * jump
+                    makes_jump = not is_larger(beside, jump, scale, _HIDING)
+                    is_seen |= makes_jump
+                    is_known &= there[FOUND] == 1
+                    is_near &= abs(stop_gradient(there[LEVEL])) <= abs(own.dot(way)) and (
+                        makes_jump or k == 0 or there[FOUND] == 0
+                    )
+                    if n == 0 or slope.norm() == 0:
+                        slope = own
             if k == 0:
                 first = which
                 first_slope = slope
-                is_done = is_alone or is_seen or not is_known
-            elif abs(level) <= abs(slope.dot(way)):
                 is_done = is_seen or not is_known
+            elif is_near:
+                is_done = True
                 if not is_known:
                     which = first
                     slope = first_slope
