@@ -5,7 +5,7 @@ from taichi_ext.api.hessian import Hessian, hessian, hvp, value_gradient_and_hes
 from taichi_ext.api.jacobian import jacobian, jvp, value_and_jacobian, vjp
 from taichi_ext.api.plans.plan import Jacobian
 from taichi_ext.api.reverse_mode import GradientLaunch
-from taichi_ext.boundary.edges import coverage, edge
+from taichi_ext.boundary.edges import coverage, edge, segment_edge
 from taichi_ext.boundary.gradients import mark, replace_gradient, stop_gradient
 from taichi_ext.boundary.layers import layers
 from taichi_ext.boundary.mesh_table import mesh_edges
@@ -84,6 +84,7 @@ __all__ = [
     "ray_level",
     "registry",
     "replace_gradient",
+    "segment_edge",
     "stop_gradient",
     "torch_function",
     "value_and_gradient",

@@ -106,8 +106,8 @@ def _layout() -> _ProgramFields:
 
 
 def layout_version() -> int:
-    """A number that changes when a tree of fields is destroyed, and with the program."""
-    return _layout().version
+    """A number that changes when a tree of fields is destroyed, and with the program; -1 without one."""
+    return _layout().version if RUNTIME.program() is not None else -1
 
 
 def known_of_layout(what: str) -> dict[int, Any]:

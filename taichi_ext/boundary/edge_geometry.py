@@ -15,6 +15,26 @@ _FARTHEST = 1e15  # pixels: ends beyond do not count
 
 
 @ti.func
+def area_to_the_left(a, b):
+    """The integral of ``x - left`` of the pixel dy along a side, x within the pixel: the sum over sides is the area."""
+    area = 0.0 * a[0]
+    rise = b[1] - a[1]
+    if rise != 0:
+        first = ti.max(0.0, ti.min(1.0, (-0.5 - a[1]) / rise))
+        last = ti.max(0.0, ti.min(1.0, (0.5 - a[1]) / rise))
+        p = a[0] + 0.5 + first * (b[0] - a[0])
+        q = a[0] + 0.5 + last * (b[0] - a[0])
+        low = ti.min(p, q)
+        high = ti.max(p, q)
+        within = ti.max(0.0, ti.min(1.0, high)) - ti.max(0.0, ti.min(1.0, low))
+        mean = 0.5 * (ti.max(0.0, ti.min(1.0, high)) + ti.max(0.0, ti.min(1.0, low)))
+        if high > low:
+            mean = (within * mean + ti.max(0.0, high - ti.max(low, 1.0))) / (high - low)
+        area = (last - first) * abs(rise) * mean
+    return area
+
+
+@ti.func
 def distance(p, q):
     return (q - p).norm()
 

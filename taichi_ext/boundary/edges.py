@@ -1,4 +1,4 @@
-"""Discontinuities that carry their derivative: edge, coverage.
+"""Discontinuities that carry their derivative: edge, coverage, segment_edge.
 
 A pixel that integrates f = f_in where phi > 0 and f_out elsewhere has, by Reynolds' theorem, the derivative
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from taichi_ext.boundary.divided import area_of_pixel  # pyright: ignore[reportUnknownVariableType]
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
+from taichi_ext.boundary.meshes import term_of_side  # pyright: ignore[reportUnknownVariableType]
 
 
 @recorded
@@ -95,5 +96,41 @@ def coverage(level: object, *, at: object = None) -> Any:
     leave_to_engine("coverage", level)
 
 
+@recorded
+def segment_edge(start: object, end: object, jump: object, *, at: object, antialias: bool = False) -> Any:
+    """The boundary term of one side of a polygon, clipped exactly to the pixel: 0, with a tangent.
+
+    Add it to the value of the pixel once for every side.  The side moves with its ends, linearly in between.  Only the
+    part of the side in the pixel counts, so the derivative is exact at corners, too.
+
+    Args:
+        start: first end, a vector of 2, in pixels.
+        end: second end.  The inside lies to the left when you go from start to end, with x to the right and y up.
+        jump: value inside minus value outside: scalar, vector or matrix.
+        at: pixel centre, ``(px, py)``.
+        antialias: True gives the contribution of the side to the mean of the pixel: the sum over all sides of a
+            polygon is the jump times the covered area.  Add it to the value outside, instead of to a point sample.
+
+    Returns:
+        0, or the contribution of the side, of the shape of jump.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import jacobian, segment_edge
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> corners, area = ti.Vector.field(2, ti.f64, shape=3), ti.field(ti.f64, shape=())
+        >>> corners[0], corners[1], corners[2] = [2.3, 1.7], [12.1, 3.2], [5.6, 9.9]
+        >>> @ti.kernel
+        ... def cover():
+        ...     for i, j in ti.ndrange(16, 16):
+        ...         for n in range(3):
+        ...             area[None] += segment_edge(corners[n], corners[(n + 1) % 3], 1.0, at=(float(i), float(j)))
+        >>> jacobian(cover, corners, area)[0].round(6)  # (y1 - y2, x2 - x1) / 2
+        array([-3.35, -3.25])
+    """
+    leave_to_engine("segment_edge", start)
+
+
 for _function in (edge, coverage):
     _function.boundary_body = area_of_pixel  # type: ignore[attr-defined]  # the recorder walks this if needed
+segment_edge.boundary_body = term_of_side  # type: ignore[attr-defined]

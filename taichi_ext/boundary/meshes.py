@@ -17,8 +17,10 @@ from taichi_ext.backend import ti
 from taichi_ext.boundary.edge_geometry import (
     DENSE,
     area_behind,
+    area_to_the_left,
     centred,
     distance,
+    homogeneous,
     is_seen,
     largest,
     moved_line,
@@ -123,6 +125,25 @@ def seen_together(seen: object, a: object, b: object, c: object, d: object, zero
 
 
 # --- in the kernel ----------------------------------------------------------------------------------------------------
+
+
+@ti.func
+def term_of_side(start, end, jump, x, y, antialias: ti.template()):
+    """The boundary term of a side of a polygon in the pixel at (x, y), and its contribution to the value."""
+    moved = 0.0 * jump
+    added = 0.0 * jump
+    a = centred(homogeneous(start), x, y)
+    b = centred(homogeneous(end), x, y)
+    first, last, share = part_within(stop_gradient(a), stop_gradient(b), 0.5, 0.5)
+    length = (last - first).norm()
+    if share > 0 and length > 0:
+        line = stop_gradient(a.cross(b))
+        weight = share * length / ti.sqrt(line[0] * line[0] + line[1] * line[1])
+        m = 0.5 * weight * (first + last)
+        moved += stop_gradient(jump) * moved_line(a, b, m[0], m[1], weight)
+    if ti.static(antialias):
+        added += stop_gradient(area_to_the_left(a, b)) * jump
+    return boundary_term("segment_edge", moved) + added
 
 
 @ti.func

@@ -548,6 +548,6 @@ _HANDLERS = {
     "boundary_term": edges.boundary_term,
     "level_at": edges.level_at,
     "layers": shapes.mean_of_shapes,
-    **{f.__name__: f for f in (shapes.pixel, shapes.probe, shapes.ray_level, shapes.shape_at)},
+    **{f.__name__: f for f in (shapes.pixel, shapes.probe, shapes.segment_edge, shapes.ray_level, shapes.shape_at)},
     **{f.__name__: f for f in (shapes.add_edge, shapes.seen_together)},
 }

@@ -142,6 +142,21 @@ class DrawnEdge:
     antialias: bool
 
 
+def segment_edge(r: Recording, call: Call, function: Any, given: Mapping[str, object]) -> Any:
+    kind, jump = function.boundary_kind, given["jump"]
+    for name in ("start", "end"):
+        if shape_of(given[name]) != (2,):
+            raise UnsupportedError(
+                f"{kind}: {name} must be a vector of 2, x and y in pixels; {shown_value(given[name])} is given. "
+                "Write ti.Vector([x, y])."
+            )
+    x, y = position(kind, given["at"])
+    antialias = is_antialiased(kind, given)
+    if not (r.rules.takes_derivative or antialias):
+        return operate(r, "mul", jump, 0.0)
+    return call(function.boundary_body, given["start"], given["end"], operate(r, "mul", jump, 1.0), x, y, antialias)
+
+
 def _homogeneous(kind: str, name: str, end: object) -> ir.Tensor:
     if not isinstance(end, ir.Tensor) or end.shape not in ((2,), (3,)):
         raise UnsupportedError(

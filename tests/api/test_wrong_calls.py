@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 
 IN_KERNELS = {  # tested where kernels are
     "add_edge", "coverage", "edge", "layers", "mark", "pixel", "ray_level", "replace_gradient",
-    "stop_gradient",
+    "segment_edge", "stop_gradient",
 }  # fmt: skip
 RESULTS = {"LeastSquaresIteration", "LeastSquaresResult", "NewtonIteration", "NewtonResult", "NormalEquations"}
 

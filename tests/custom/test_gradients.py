@@ -13,7 +13,7 @@ from program_rows import rows_of
 from reverse_mode import check_transpose, gradient_field
 
 import taichi_ext as te
-from taichi_ext import boundary_gradient, edge, jacobian, mark, registry, replace_gradient, stop_gradient
+from taichi_ext import boundary_gradient, edge, jacobian, mark, registry, replace_gradient, segment_edge, stop_gradient
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -684,3 +684,19 @@ def test_tape():
     with ti.ad.Tape(loss):
         k()
     assert_allclose(read(x.grad), expected, rtol=1e-12)
+
+
+def test_segments_in_reverse():
+    corners = gradient_field([[1.2, 0.7], [6.3, 1.9], [2.8, 5.6]], 1)
+    image = gradient_field(np.zeros((8, 7)))
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px, py = float(i), float(j)
+            total = 0.0
+            for n in ti.static(range(3)):
+                total += segment_edge(corners[n], corners[(n + 1) % 3], 1.0, at=(px, py))
+            image[i, j] = total
+
+    check_transpose(k, corners, image)
