@@ -34,11 +34,6 @@ def reachable_arrays(function: object, args: object) -> Iterator[object]:
     return (a for a in arrays if not isinstance(a, backend.Ndarray) and not getattr(a.dtype, "hasobject", False))
 
 
-def reachable_objects(function: object, args: object) -> Iterator[Any]:
-    """What ``forget_tangents`` looks at: the arguments, and what closures, globals, attributes and containers hold."""
-    return _reached((args, function), set(), is_all=False)
-
-
 def flags_of(function: Any) -> tuple[object, ...]:
     """Truth values, words and None that a function names in its closure, its module and attributes of objects there."""
     code = getattr(function, "__code__", None)
@@ -150,7 +145,7 @@ class PythonNumbers:
         torch = sys.modules.get("torch")
         if torch is not None:
             states.append((torch.set_rng_state, torch.get_rng_state()))
-        for value in reachable_objects(function, args):
+        for value in _reached((args, function), set(), is_all=False):
             if isinstance(value, random.Random):
                 states.append((value.setstate, value.getstate()))
             elif isinstance(value, np.random.Generator):
