@@ -94,6 +94,7 @@ def search_side(
     are too many, the number of changes of outcomes, from ``OVER`` on if some may be missing, and the bits of the
     conditions that change.  ``has_rims``: whether places count at which a value ends as a root.
     """
+    square = ti.Vector([x, y, size])
     row = first
     changes = 0
     crossed = 0
@@ -144,9 +145,7 @@ def search_side(
                         row = put_place(
                             shade,
                             c,
-                            x,
-                            y,
-                            size,
+                            square,
                             row,
                             low,
                             low_facts,
@@ -252,9 +251,7 @@ def lasting_jump(wide, narrow):
 def put_place(
     shade: ti.template(),
     c,
-    x,
-    y,
-    size,
+    square,
     row,
     low,
     low_facts,
@@ -271,12 +268,12 @@ def put_place(
     if row >= MOST:
         next_row = MOST + 1
     else:
-        p = ti.Vector([x, y]) + size * place_on(c, low[AT])
-        q = ti.Vector([x, y]) + size * place_on(c, high[AT])
+        size = square[2]
+        p = square.xy + size * place_on(c, low[AT])
+        q = square.xy + size * place_on(c, high[AT])
         ends = ti.Matrix([[p[0], p[1]], [q[0], q[1]]])
-        reach = size * (high[AT] - low[AT] + _LAYER)
-        along = place_on(c, 1.0) - place_on(c, 0.0)
-        which, slope = deciding_condition(shade, ends, low, low_facts, high_facts, high_value, jump, reach * along)
+        way = size * (high[AT] - low[AT] + _LAYER) * (place_on(c, 1.0) - place_on(c, 0.0))
+        which, slope = deciding_condition(shade, ends, low, low_facts, high_facts, high_value, jump, way)
         t = ti.max(low[AT], ti.min(high[AT], low[AHEAD]))
         if which != low_facts[NEXT]:
             t = 0.5 * (low[AT] + high[AT])
@@ -308,10 +305,9 @@ def deciding_condition(shade: ti.template(), ends, low, low_facts, high_facts, h
     """
     changed = low_facts[FLAGS] ^ high_facts[FLAGS]
     scale = abs(high_value - jump) + abs(high_value)
-    first = 0
-    first_slope = 0.0 * way
+    decided = 0
+    decided_slope = 0.0 * way
     which = 0
-    slope = 0.0 * way
     is_done = False
     for k in range(_HIDDEN):
         if not is_done:
@@ -323,7 +319,7 @@ def deciding_condition(shade: ti.template(), ends, low, low_facts, high_facts, h
             is_alone = changed == bit_of(which) and has_flags(low_facts, high_facts)
             is_seen = is_alone
             is_near = True
-            is_known = True
+            is_known = True  # what the other outcome does
             for n in range(2):  # a level may be flat on one side of its edge
                 if not is_alone or slope.norm() == 0:
                     there = probe(shade, ends[n, 0], ends[n, 1], which, "flipped")
@@ -332,25 +328,15 @@ def deciding_condition(shade: ti.template(), ends, low, low_facts, high_facts, h
                     makes_jump = not is_larger(beside, jump, scale, _HIDING)
                     is_seen |= makes_jump
                     is_known &= there[FOUND] == 1
-                    is_near &= abs(stop_gradient(there[LEVEL])) <= abs(own.dot(way)) and (
-                        makes_jump or k == 0 or there[FOUND] == 0
-                    )
+                    is_near &= abs(stop_gradient(there[LEVEL])) <= abs(own.dot(way))
+                    is_near &= makes_jump or there[FOUND] == 0
                     if n == 0 or slope.norm() == 0:
                         slope = own
-            if k == 0:
-                first = which
-                first_slope = slope
-                is_done = is_seen or not is_known
-            elif is_near:
-                is_done = True
-                if not is_known:
-                    which = first
-                    slope = first_slope
-            if not is_done and (which >= low_facts[CONDITIONS] or k == _HIDDEN - 1):
-                which = first
-                slope = first_slope
-                is_done = True
-    return which, slope
+            if k == 0 or (is_near and is_known):
+                decided = which
+                decided_slope = slope
+            is_done = which >= low_facts[CONDITIONS] or ti.select(k == 0, is_seen or not is_known, is_near)
+    return decided, decided_slope
 
 
 @ti.func
