@@ -195,11 +195,6 @@ def _loop(block: Block, r: LoopRecord) -> None:
     sweep, s = block.sweep, r.statement
     after = _after(block, r)
     i, env = _iteration(sweep, r)
-    gather = sweep.gather
-    if gather is not None and not (isinstance(s, ir.For) and s.variables[0] is gather.variable):
-        gather = None
-    if gather is not None:
-        gather.again = i.again
     inner = _inner(block, r, without_jumps(s.body), env, after)
     ends = {v: inner.take(i.starts[v]) for v in after}
     inner.unchanged |= {v for v, ws in inner.moved.items() if _is_same(ws, ends[v])}
@@ -209,8 +204,6 @@ def _loop(block: Block, r: LoopRecord) -> None:
     moves = inner.moved.keys() - inner.unchanged  # adjoints that other iterations see changed
     is_ordered = is_ordered or bool(moves) or _overwrites(s)
     index = Local("back", I32, (), "loop")
-    if gather is not None and not is_ordered:
-        gather.back = index
     first, trips = _range(r)
     place: Value = operation("sub", operation("sub", trips, 1), Read(index)) if is_ordered else Read(index)
     names = [ir.Declare(i.number, (place,)), ir.Declare(i.again, (whole(add(Read(i.number), first)),))]

@@ -10,8 +10,7 @@ from itertools import product
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.normal import whole
-from taichi_ext.adjoint.stages import is_entry
-from taichi_ext.adjoint.sweep import Gather, Sweep, Weights, array_of, is_none, substitution
+from taichi_ext.adjoint.sweep import Sweep, Weights, array_of, is_none, substitution
 from taichi_ext.analysis.affine import Affine, Atom, atom_value, linear_form, value_of
 from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.differentiate.rules.table import AGAIN, LAST, Rule, partials_of_operation, rule_of
@@ -305,18 +304,13 @@ class Block:
         return [Load(array, (cast(add(first, k), ir.I32),)) for k in range(self.sweep.width)]
 
     def _scatter(self, load: Load, ws: Weights) -> None:
-        sweep, gather = self.sweep, self.sweep.gather
-        if gather is not None and (gather.is_only or is_entry(load, gather.again)):
-            if gather.is_only and is_entry(load, gather.again):
-                self._add_to_sums(gather, load, ws)
-            return
+        sweep = self.sweep
         entries, condition = self.entries(load)
         own = sweep.own.get(load.container)
         if own is not None:
             assert own.shape is not None
             row = multiply(Read(sweep.thread), own_width(own.shape[0]))
-            at = self.declare("at", ir.I32, add(row, entries[0].indices[0]), "temporary")
-            entries = [Load(own, (cast(add(at, k), ir.I32),)) for k in range(sweep.width)]
+            entries = self._neighbours(own, add(row, entries[0].indices[0]))
         for entry, w in zip(entries, ws, strict=True):
             if is_number(w, 0):
                 continue
@@ -324,14 +318,6 @@ class Block:
             is_atomic = sweep.contention.is_atomic(load.container)
             added = ir.Update(entry, "add", cast(w, entry.dtype)) if is_atomic else ir.Assign(entry, total)
             self.emit(added if condition is None else ir.If(condition, (added,), ()))
-
-    def _add_to_sums(self, gather: Gather, load: Load, ws: Weights) -> None:
-        dtype, key = load.container.dtype, (load.container, load.component)
-        if key not in gather.sums:
-            gather.sums[key] = [Local(f"sum_{load.container.name}", dtype, (), "tangent") for _ in ws]  # type: ignore[index]
-        for local, w in zip(gather.sums[key], ws, strict=True):  # type: ignore[index]
-            if not is_number(w, 0):
-                self.emit(ir.Assign(Read(local), cast(add(Read(local), w), dtype)))
 
 
 def _choice(w: Coefficient) -> Value | None:

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
-from taichi_ext.adjoint.stages import Stage, is_entry
+from taichi_ext.adjoint.stages import Stage
 from taichi_ext.analysis.affine import Atom, Indices
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.loops import loop_bounds, trips
@@ -59,14 +59,11 @@ def bounds_of(stage: Stage, machine: Machine) -> Bounds | None:
     return bounds if bounds is not None and len(bounds) == len(stage.loop.variables) else None
 
 
-def contention(
-    stage: Stage, sizes: dict[Container, int], machine: Machine, gathered: Local | None = None
-) -> Contention:
-    """How the adjoints of containers, of these sizes, are added to; ``gathered``: what a variable names is not."""
+def contention(stage: Stage, sizes: dict[Container, int], machine: Machine) -> Contention:
+    """How the adjoints of containers, of these sizes, are added to."""
     if stage.loop is None or machine.threads == 1:
         return Contention(frozenset(), frozenset(), None, True)
-    touched = {c: [t for t in ts if not is_entry(t, gathered)] for c, ts in _touched(stage).items()}
-    touched = {c: entries for c, entries in touched.items() if entries}
+    touched = _touched(stage)
     free = _owned(stage, touched)
     stored = written_containers(stage.body, with_effects=False)
     own = {c for c, n in sizes.items() if c not in free | stored and _is_often(stage, c, n * machine.threads, machine)}

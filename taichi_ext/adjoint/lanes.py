@@ -17,6 +17,7 @@ all accesses are such. They would add to the entries around them in turns; in la
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
@@ -26,6 +27,7 @@ from taichi_ext.adjoint.sweep import Sweep
 from taichi_ext.analysis.affine import Atom
 from taichi_ext.analysis.changes import varying_locals, written_containers
 from taichi_ext.program import Const, Load
+from taichi_ext.program.build import literal, operation
 from taichi_ext.schedule.elementary import elementary_of
 from taichi_ext.schedule.lanes import COMPILED, MOST_NUMBERS, MOST_OPERATIONS, CannotError, Lanes, Survey, work_of
 from taichi_ext.schedule.loops import spread
@@ -67,9 +69,11 @@ def adjoint_in_lanes(sweep: Sweep, loop: ir.For, bounds: Bounds, threads: int) -
         work = partial(work_of, is_fast=False)
         body, varying = with_masks(loop.body, varying, written_containers(loop.body), work)
         loop = replace(loop, body=body)
+    sums = _Sums(loop, varying)
+    loop = replace(loop, body=sums.block(loop.body))
     machine = Machine(threads, is_fast=sweep.is_fast and not sweep.is_again)
     survey = _Survey(loop, (*rows, size), {}, machine, frozenset(varying))
-    survey.is_row = not threads
+    survey.is_row, survey.once = not threads, sums.once
     for local in sorted(_outer_integers(loop), key=lambda x: x.name):
         survey.indices.name(local)
     survey.width = next((a.width for a in sweep.arrays.values()), 1)
@@ -98,6 +102,7 @@ class _Survey(Survey):
 
     width = 1  # the distance of the adjoints of neighbours
     is_row = False  # whether what is outside of inner loops has to pay, too
+    once: Collection[ir.Statement] = ()  # what is done once for all lanes
 
     def _place(self, target: Load) -> None:
         """No entry is one of J."""
@@ -110,6 +115,9 @@ class _Survey(Survey):
         super()._note(s, times)
         if (times > 1 or self.is_row) and not all(map(self._is_side_by_side, accesses(s))):
             raise CannotError("neighbours do not lie side by side")
+
+    def _is_uniform(self, s: ir.Statement) -> bool:
+        return s in self.once or super()._is_uniform(s)
 
     def _is_side_by_side(self, load: Load) -> bool:
         """Whether entries of neighbouring lanes are neighbours, or the same."""
@@ -125,6 +133,69 @@ class _Survey(Survey):
         form = self.indices.form(index)
         terms = None if form is None else dict(form.terms)
         return None if terms is None or self.varying & terms.keys() - {self.loop.variables[-1]} else terms
+
+
+class _Sums:
+    """Blocks of a loop whose sums over all lanes, in an entry that these share, are added to it once.
+
+    Args:
+        loop: the loop.
+        varying: the locals that differ between lanes.
+    """
+
+    def __init__(self, loop: ir.For, varying: Collection[ir.Local]) -> None:
+        self.varying, self.changed = frozenset(varying), assigned_locals(loop.body)
+        self.others = {load.container for s in ir.statements(loop.body) for load in _others(s)}
+        self.once = set[ir.Statement]()
+
+    def block(self, body: ir.Body) -> ir.Body:
+        """A block that all lanes go through."""
+        if any(isinstance(s, ir.Jump) for s in ir.statements(body)):
+            return body
+        zeros: list[ir.Statement] = []
+        made: list[ir.Statement] = []
+        sums: list[ir.Statement] = []
+        for s in body:
+            if isinstance(s, (ir.For, ir.While, ir.If)) and s.contents.is_same(self.varying, set()):
+                made.append(ir.with_blocks(s, self.block))
+            else:
+                own = {local for x in s.within for local in ir.declared(x)}
+                made += ir.mapped((s,), lambda x, own=own: self._statement(x, own, zeros, sums))
+        self.once.update(sums)
+        return (*zeros, *made, *sums)
+
+    def _statement(
+        self, s: ir.Statement, own: set[ir.Local], zeros: list[ir.Statement], sums: list[ir.Statement]
+    ) -> ir.Statement:
+        added = _added(s)
+        if added is None or self.varying.isdisjoint(added.contents.locals):
+            return s
+        assert isinstance(s, (ir.Assign, ir.Update))
+        assert isinstance(s.target, Load)
+        named = s.target.contents.locals
+        if s.target.container in self.others or not named.isdisjoint(self.varying | self.changed | own):
+            return s
+        total = ir.Local("total", s.target.dtype, (), "tangent")
+        zeros.append(ir.Declare(total, (literal(0, total.dtype),)))
+        whole = ir.Read(total) if isinstance(s, ir.Update) else operation("add", s.target, ir.Read(total))
+        sums.append(replace(s, value=whole))
+        return ir.Update(ir.Read(total), "add", added)
+
+
+def _added(s: ir.Statement) -> ir.Value | None:
+    """What a statement adds to an entry of memory; None if it does something else."""
+    if not isinstance(s, (ir.Assign, ir.Update)) or not isinstance(s.target, Load):
+        return None
+    if isinstance(s, ir.Update):
+        return s.value if s.op == "add" else None
+    is_sum = isinstance(s.value, ir.Op) and s.value.name == "add" and s.value.args[0] == s.target
+    return s.value.args[1] if is_sum else None  # type: ignore[attr-defined]
+
+
+def _others(s: ir.Statement) -> list[Load]:
+    """The entries of memory that a statement reads or stores to, but for one that it adds to."""
+    added = _added(s)
+    return accesses(s) if added is None else [v for v in ir.walk(added) if isinstance(v, Load)]
 
 
 def _outer_integers(loop: ir.For) -> set[ir.Local]:

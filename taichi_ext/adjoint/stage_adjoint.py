@@ -17,16 +17,15 @@ from taichi_ext.adjoint.backward import run_back
 from taichi_ext.adjoint.block import Block
 from taichi_ext.adjoint.contention import Bounds, bounds_of, contention
 from taichi_ext.adjoint.forward import run_forward
-from taichi_ext.adjoint.gather import gathered, inner_loop
 from taichi_ext.adjoint.jumps import without_jumps
 from taichi_ext.adjoint.lanes import adjoint_in_lanes
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.stages import Stage
-from taichi_ext.adjoint.sweep import Gather, Sweep, dirty_containers
+from taichi_ext.adjoint.sweep import Sweep, dirty_containers
 from taichi_ext.adjoint.tapes import MOST_IN_LANES, MOST_LOCAL, AdjointArray, Tape
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.loops import loop_bounds
-from taichi_ext.program import I32, Const, Container, Local, Op, Read, Value
+from taichi_ext.program import I32, Container, Local, Op, Read, Value
 from taichi_ext.program.build import add, begin_of_piece, literal, operation
 from taichi_ext.schedule.lanes import CannotError
 from taichi_ext.schedule.loops import by_rows, nested
@@ -72,28 +71,14 @@ def adjoint_of(
         is_guarded: whether a product of 0 with what is infinite or not a number is 0.
         is_again: whether it is differentiated again.
     """
-    bounds = bounds_of(stage, machine)
-
-    def made(gather: Gather | None) -> tuple[Sweep, _Loops]:
-        sizes = {c: a.container.shape[0] for c, a in arrays.items() if a.container.shape is not None}
-        dtypes = {m.dtype for s in stage.body for m in s.reads | s.written} | {c.dtype for c in arrays}
-        real = max((t for t in dtypes if t.is_real), key=lambda t: t.bits, default=ir.F32)
-        shared = contention(stage, sizes, machine, None if gather is None else gather.variable)
-        own = {c: replace(a.container, name=f"own_{a.container.name}") for c, a in arrays.items() if c in shared.own}
-        dirty, is_fast = dirty_containers(stage.body), machine.is_fast
-        given = stage, activity, arrays, Tape(real), shared, width, dirty, own, gather
-        sweep = Sweep(*given, is_guarded=is_guarded, is_again=is_again, is_fast=is_fast)
-        return sweep, _Loops(sweep, bounds, machine)
-
-    pairs = inner_loop(stage.body, bounds, set(arrays))
-    if pairs is not None:
-        variable, domain = pairs.variables[0], pairs.domain
-        (sweep, loops), (_, sums) = made(Gather(variable, domain, False)), made(Gather(variable, domain, True))
-        body, first = loops.body(), sums.gathered()
-        if first is not None and not sweep.tape.is_used:
-            return StageAdjoint((first, *body), arrays, sweep.own, sweep.tape)
-    sweep, loops = made(None)
-    body = loops.body()
+    sizes = {c: a.container.shape[0] for c, a in arrays.items() if a.container.shape is not None}
+    dtypes = {m.dtype for s in stage.body for m in s.reads | s.written} | {c.dtype for c in arrays}
+    real = max((t for t in dtypes if t.is_real), key=lambda t: t.bits, default=ir.F32)
+    shared = contention(stage, sizes, machine)
+    own = {c: replace(a.container, name=f"own_{a.container.name}") for c, a in arrays.items() if c in shared.own}
+    given = stage, activity, arrays, Tape(real), shared, width, dirty_containers(stage.body), own
+    sweep = Sweep(*given, is_guarded=is_guarded, is_again=is_again, is_fast=machine.is_fast)
+    body = _Loops(sweep, bounds_of(stage, machine), machine).body()
     return StageAdjoint(body, arrays, sweep.own, sweep.tape)
 
 
@@ -101,7 +86,7 @@ class _Loops:
     """The loops around an iteration and its way back."""
 
     def __init__(self, sweep: Sweep, bounds: Bounds | None, machine: Machine) -> None:
-        self.sweep, self.bounds, self.extents = sweep, bounds, machine.extents
+        self.sweep, self.bounds = sweep, bounds
         self.threads = 1 if sweep.contention.is_serial else machine.threads
         self.config = {"serialize": True} if self.threads < machine.threads else {}
         self.is_in_lanes = False
@@ -124,18 +109,6 @@ class _Loops:
         """The loop over iterations and their ways back, as it is."""
         variables = _variables(loop)
         return replace(loop, variables=variables, body=self._iteration(variables, most_local))
-
-    def gathered(self) -> ir.For | None:
-        loop = self.sweep.stage.loop
-        assert loop is not None
-        assert self.bounds is not None
-        variables = _variables(loop)
-        made = gathered(self.sweep, self._iteration(variables), variables[0], self.bounds, self.extents)
-        if made is not None:
-            first, end = (int(x.value) for x in made.domain if isinstance(x, Const))
-            with contextlib.suppress(CannotError):
-                return adjoint_in_lanes(self.sweep, made, ((first, end),), self.threads)
-        return made
 
     def _iteration(self, variables: tuple[Local, ...], most_local: int = MOST_LOCAL) -> ir.Body:
         """An iteration and its way back, with these variables of the loop."""

@@ -284,12 +284,6 @@ def _together(s: ir.Statement, machine: Machine) -> ir.Statement:
     return replace(made, is_together=True)
 
 
-def is_entry(load: Load, variable: Local | None) -> bool:
-    """Whether an entry is named by one variable alone."""
-    index = load.indices[0] if len(load.indices) == 1 else None
-    return isinstance(index, Read) and index.local is variable and all(isinstance(c, int) for c in load.component)
-
-
 # Programs whose values with a derivative of their own are sums of arguments with weights.
 #
 # The forward engine, asked for no column, has the partials of rules over the tangents that they take, and the gradients

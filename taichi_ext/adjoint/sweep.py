@@ -22,27 +22,6 @@ def is_none(ws: Weights) -> bool:
 
 
 @dataclass(eq=False)
-class Gather:
-    """Entries that an inner loop of the stage names by its variable alone; see ``gather``.
-
-    Attributes:
-        variable: of the loop.
-        domain: its range.
-        is_only: whether only what is added to these entries is made, in sums; all but that otherwise.
-        again: the local for the variable on the way back.
-        back: the variable of the loop of the way back, if its iterations can be run in any order.
-        sums: the sums of an entry, by container and component.
-    """
-
-    variable: Local
-    domain: tuple[Value, ...]
-    is_only: bool
-    again: Local | None = None
-    back: Local | None = None
-    sums: dict[tuple[Container, tuple[int, ...]], list[Local]] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
 class Sweep:
     """The adjoint of one stage as it is made.
 
@@ -56,7 +35,6 @@ class Sweep:
         is_again: whether the adjoint is differentiated again.
         is_fast: whether functions of the library may differ in their last bits.
         dirty: containers that an iteration may load from after a store to them.
-        gather: what is gathered; None if nothing is.
         thread: the local with the number of the thread.
         active: locals of the adjoint program that have adjoints.
         local_arrays: the adjoints of local arrays.
@@ -71,7 +49,6 @@ class Sweep:
     width: int
     dirty: frozenset[Container]
     own: dict[Container, Container]
-    gather: Gather | None
     is_guarded: bool
     is_again: bool
     is_fast: bool

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from program_interpreter import Interpreter
 
 import taichi_ext.program as ir
-from taichi_ext.adjoint import adjoint_array, adjoint_of, contention, gather, lanes, staged
+from taichi_ext.adjoint import adjoint_array, adjoint_of, contention, lanes, staged
 from taichi_ext.adjoint import costly as costly_values
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.loops import Extent
@@ -354,28 +354,10 @@ def test_few_entries_have_sums_of_each_thread():
     assert x in made.own and y not in made.own  # an iteration owns its entry of y
 
 
-@pytest.mark.parametrize("fewest", [2, lanes.MOST], ids=["lanes", "no lanes"])
-def test_adjoints_of_all_pairs_are_gathered(monkeypatch, fewest):
-    monkeypatch.setattr(gather, "LEAST_PAIRS", 1)
-    monkeypatch.setattr(lanes, "FEWEST", fewest)
-    stages = Stages(all_pairs, 4)
-    made, _ = stages.adjoint(stages.staged.stages[0], frozenset((x, y)))
-    assert not made.own
-    assert not [s for s in statements(made.body) if isinstance(s, Update)]
-    assert [s.is_function for s in made.body] == [fewest == 2] * 2
+def test_sums_over_lanes_are_those_of_differences(monkeypatch):
+    monkeypatch.setattr(lanes, "FEWEST", 2)
     test_adjoints_are_those_of_differences(all_pairs, 4)
     test_several_cotangents_go_back_together(all_pairs)
-
-
-def test_pairs_beyond_the_end_are_not_gathered(monkeypatch):
-    """The adjoints of x end before the loop over n does, which a branch leaves early."""
-    monkeypatch.setattr(gather, "LEAST_PAIRS", 1)
-    pair = If(op("lt", Read(n), N), (Update(Read(s), "add", op("mul", at(x, Read(n)), at(x, Read(i)))),), ())
-    long = times(n, (N + 3,), pair)
-    stages = Stages(lambda: [over(z, let(s, 0.0), long, put(at(z, Read(i)), Read(s)))], 4)
-    cotangents = np.ones((N, 1))
-    *found, _ = stages.gradient(GIVEN, cotangents)
-    assert_allclose(np.concatenate(found), differences(stages) @ cotangents, rtol=1e-7, atol=1e-8)
 
 
 def test_zero_times_infinity_is_zero_where_adjoints_are_guarded():

@@ -263,7 +263,7 @@ def test_locals_between_loops_outlast_a_way_back():
     check(run, x, y)
 
 
-def test_all_pairs_are_gathered():
+def test_all_pairs_are_in_lanes():
     n = 520
     x, v, total = vectors(np.random.default_rng(0).standard_normal((n, 2))), vectors(np.zeros((n, 2))), outputs()
 

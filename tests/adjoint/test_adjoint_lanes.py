@@ -76,6 +76,25 @@ def test_columns_of_a_matrix_are_in_lanes(tried):
     assert_allclose(by_rows[1], jacobian(run, [a, b], y, mode="forward")[1], rtol=1e-12)
 
 
+def test_sums_over_lanes_are_added_once(tried):
+    """To entries that all lanes share; a weight that is the same for all of them counts for each."""
+    a, b, c, e, y = field(N), field(INNER), field(1), field(INNER), scalars(np.zeros(()))
+
+    @ti.kernel
+    def run():
+        for j in range(N):
+            for d in range(INNER):
+                if a[j] > 0.8:
+                    y[None] += ti.sin(a[j] * b[d])
+                y[None] += e[d] + c[0] * a[j] * b[d]
+
+    check(run, [a, b, c, e], y)
+    assert set(tried) == {"in lanes"}
+    text = Jacobian(run, [a, b, c, e], y, mode="reverse")
+    text()
+    assert re.search(r"for lane in (.|\n)* total \+= ", text.source)
+
+
 def test_the_run_forward_is_in_lanes_too(monkeypatch):
     """Products of matrices read rows of b in lanes, as in forward mode; a loop that reads what it stores keeps its order."""
     decisions = force_lanes(monkeypatch)

@@ -97,8 +97,8 @@ def colours(real):
     return run, [u], loss
 
 
-def gathers(real):
-    """All pairs, whose loops are exchanged."""
+def sums_over_lanes(real):
+    """All pairs."""
     x, f = ti.Vector.field(3, real, 512), ti.Vector.field(3, real, 512)
     m, loss = field(real, 512), field(real)
     x.from_numpy(np.random.default_rng(3).standard_normal((512, 3)).astype(np.float32))
@@ -161,7 +161,7 @@ PROGRAMS = {  # by what stands in the text of the adjoints
     thread_sums_of_vectors: "own_adj",
     sums_in_functions: r"real_func(.|\n)*own_adj",
     colours: "for slot in",
-    gathers: "sum_m",
+    sums_over_lanes: r"own_adj_\d_m.* \+ total",
     atomics: r"adj_\d_\w+\[[^]]*\] \+= ",
     stacks: "tape_reals",
 }
