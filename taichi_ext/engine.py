@@ -45,7 +45,7 @@ def fuse(launch: launches.Launch, watch: Any = None) -> launches.JacobianKernel:
         start = stages.begin(f"differentiating {backend.short_name(launch.kernel)}")
         captures, constants = backend.Captures(), launches.constants_of(launch)
         rules = RulesInUse(takes_derivative=True)
-        recorded, infos = _recorded(launch, rules, captures, constants, 1 if launch.energy is None else 2)
+        recorded, infos = _recorded(launch, rules, captures, constants, launch.energy.order)
         program = simplify(without_unused_draws(recorded))
         check_rules(program)
         paths = _paths(program, launch, infos, constants)

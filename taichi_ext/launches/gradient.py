@@ -104,7 +104,7 @@ def program_of(
 ) -> KernelProgram:
     """The program as it is, or that of the gradient of ``launch.energy``, in an array by the key ``GRADIENT``."""
     target = launch.energy
-    if target is None:
+    if target.order == 1:
         return KernelProgram(program)
     energy = next((c for c, info in infos.items() if info.key == target.key), None)
     seeds = _first_order_seeds(program, launch, target, energy, infos, constants)
@@ -259,10 +259,8 @@ def seeds_of(
         limits = SPARSE if launch.strategy == "auto" else limits
         keys: dict[Local | Container, Key] = {what: key for what, (key, _) in numbers.items()}
         keys |= {c: info.key for c, info in infos.items()}
-        sparse = SparseSeeds(launch.sparse.columns, launch.sparse.outputs, keys)
-        if launch.energy is not None:
-            is_whole = launch.energy.has_whole_blocks
-            sparse = replace(sparse, starts=launch.energy.starts, has_whole_blocks=is_whole)
+        starts, is_whole = launch.energy.starts, launch.energy.has_whole_blocks
+        sparse = SparseSeeds(launch.sparse.columns, launch.sparse.outputs, keys, starts, is_whole)
     return DifferentiationRequest(
         columns=launch.block.count,
         roles={c: launch.roles.get(info.key, Role()).moved(-launch.block.first) for c, info in infos.items()},

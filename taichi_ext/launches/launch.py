@@ -83,19 +83,29 @@ class SparseTarget:
 
 @dataclass(frozen=True)
 class EnergyTarget:
-    """The subject of second derivatives."""
+    """The subject of second derivatives; without columns there are only first ones."""
 
-    key: Key  # of the energy
-    columns: int  # of its gradient
-    starts: Mapping[Key, int]  # of which each parameter has its own, from there on
-    dtype: Any  # its type
-    carried: frozenset[Key]  # the containers with tangents of the first order that earlier launches have left
-    adds_terms: bool  # whether the gradient is added up term by term
+    key: Key | None = None  # of the energy
+    columns: int = 0  # of its gradient
+    starts: Mapping[Key, int] = field(default_factory=dict)  # of which each parameter has its own, from there on
+    dtype: Any = None  # its type
+    carried: frozenset[Key] = frozenset()  # the containers with tangents of the first order from earlier launches
+    adds_terms: bool = False  # whether the gradient is added up term by term
     has_whole_blocks: bool = False  # whether the blocks of a sparse Hessian are written with their zeros
     intermediates: frozenset[Key] = frozenset()  # fields that it is computed from, with columns behind the others
     is_mirrored: bool = False  # whether the entries of a dense Hessian above its diagonal are not needed
     has_gradient: bool = True  # whether the gradient itself is needed
     is_sum: bool = False  # whether the gradient must be a sum of terms of few params
+
+    @property
+    def order(self) -> int:
+        """The order of the derivatives."""
+        return 2 if self.columns else 1
+
+    @property
+    def variant(self) -> object:
+        """Equal for launches that can use the same kernel."""
+        return self.carried, self.has_gradient, self.has_whole_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +123,7 @@ class Launch:
     wants_return: bool = False  # whether the returned value is an output
     strategy: str = "auto"  # how tangents of locals are kept, a key of ``STRATEGIES``
     sparse: SparseTarget | None = None  # of a sparse Jacobian, its columns and outputs
-    energy: EnergyTarget | None = None  # for second derivatives, the energy
+    energy: EnergyTarget = field(default_factory=EnergyTarget)  # for second derivatives, the energy
 
 
 @dataclass(frozen=True)

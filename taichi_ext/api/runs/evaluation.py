@@ -33,13 +33,13 @@ from taichi_ext.cached import cached_property
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import ColumnBlock, JacobianKernel
 from taichi_ext.program.keys import Key
-from taichi_ext.runtime.launching.pipeline import Pipeline
+from taichi_ext.runtime.launching.pipeline import Pipeline, PipelineSession
 from taichi_ext.runtime.launching.session import Session
 from taichi_ext.runtime.launching.tangents import DenseRows, Request, Restart
 from taichi_ext.runtime.launching.trace import Trace
 from taichi_ext.runtime.memory.shadows import OverBudgetError, available_memory
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.python.dual_numbers import ASKING, Run, saying_once, warn_at_user
+from taichi_ext.runtime.python.dual_numbers import Run, saying_once, warn_at_user
 from taichi_ext.runtime.python.reached import PythonNumbers, flags_of
 from taichi_ext.stages import Stages
 
@@ -88,7 +88,8 @@ class Evaluation:
             self.least_runs = max(self.least_runs, -(-self.column_count() // chunk_size))
 
     @cached_property
-    def _log(self) -> RunLog:
+    def log(self) -> RunLog:
+        """The observations of the runs of the call."""
         of_zeros = self.subject.warns_of_zeros and self.layout.count > 0
         return RunLog(of_zeros=of_zeros, is_first=not self.prepared.is_checked)
 
@@ -131,27 +132,10 @@ class Evaluation:
             targets = (p.target for p in (*self.layout.params, *self.layout.outputs))
             others = [*(target.field for target in targets if target.field is not None), *self.call.args]
             check_out_is_separate(self.form.check_out(self), others)
-        is_pipeline = self.call.kernel is None
-        may_begin_again = self.form.may_begin_again or self.prepared.stores_to_arrays or not self.is_judged
-        return self.undone_on_error(needs_state=self.least_runs > 1 or (is_pipeline and may_begin_again))
-
-    def columns(self, first: int, count: int) -> list[np.ndarray]:
-        """Some columns of each output, a row for each entry, from a separate run.
-
-        Every run after the first starts from the state in which the first one started.
-        """
-        is_partial = first > 0 or count < self.column_count()
-        with backend.suspend_following(), self.undone_on_error(needs_state=is_partial or not self.is_judged):
-            if self._log.runs:
-                self.restore()
-            self._log.runs += 1
-            try:
-                return self.run(DenseRows(), first, count)[1]
-            except StoresFoundError:
-                self.restore()
-                if first:
-                    warn_at_user(_EARLIER.format(first))
-                return self.run(DenseRows(), first, count)[1]
+        needs_state = self.least_runs > 1
+        if self.call.kernel is None:
+            needs_state |= self.form.may_begin_again or self.prepared.stores_to_arrays or not self.is_judged
+        return self.undone_on_error(needs_state=needs_state)
 
     def column_blocks(
         self, count: int, first: int = 0, end: int | None = None
@@ -162,11 +146,18 @@ class Evaluation:
         """
         end = self.column_count() if end is None else end
         while first < end:
+            if not first:
+                self.log.begin()
+            is_partial = first > 0 or count < self.column_count()
             try:
-                columns = self.columns(first, count)
+                with backend.suspend_following(), self.undone_on_error(needs_state=is_partial or not self.is_judged):
+                    _, columns = self.run(self.subject.target(), first, count)
+            except StoresFoundError:
+                if first:
+                    warn_at_user(_EARLIER.format(first))
+                continue
             except OverBudgetError:
                 count = -(-count // 2)
-                self.state = self.state or State()  # of one kernel, which has not been launched
                 continue
             yield first, [values[:, : end - first] for values in columns]
             first += count
@@ -225,39 +216,35 @@ class Evaluation:
         """Put everything back as it was before the run: why there is another one, and how to avoid it."""
         self.state = self.state or State()  # of one kernel, which has not been launched
         self.state.restore(reason, advice)
+        self.log.has_begun = False
 
     def run(
-        self,
-        target: DenseRows,
-        first: int,
-        count: int,
-        *,
-        is_repeated: bool = False,
-        is_again: bool = False,
+        self, target: DenseRows, first: int, count: int, *, is_repeated: bool = False
     ) -> tuple[Session, list[np.ndarray]]:
         """Run the kernel or pipeline for some columns, which are stored in ``target`` and returned by output.
 
-        ``is_again``: whether this is the second run of a call for the same columns.  All blocks of ``count`` columns
-        share their kernels: the last one has columns of zeros behind those of J, which are not returned.
+        Every run after the first one starts from the same state; ``is_repeated``: whether there will be another one.
+        All blocks of ``count`` columns share their kernels: the last one has columns of zeros behind those of J, which
+        are not returned.
         """
-        total, is_pipeline = self.column_count(), self.call.kernel is None
-        if first == 0 and not is_again:
-            self._log.begin()
+        if self.log.has_begun and self.state is not None:
+            self.restore()
+        self.log.has_begun = True
+        total = self.column_count()
         count = max(1, min(count, total))  # one column without tangents if the parameters have no entries
-        is_part = count < total or is_repeated or is_again
-        restart = Restart(
-            self.state, self._log.record(is_part=is_pipeline and is_part), is_repeated, self._trace(first, count)
-        )
+        is_part = self.call.kernel is None and (count < total or is_repeated)
+        restart = Restart(self.state, self.log.record(is_part=is_part), is_repeated, self._trace(first, count))
         session = self.session(target, first, count, restart)
-        given = session.request.directions
+        given, cuts = session.request.directions, ()
         with saying_once(self.said):
             if self.call.kernel is not None:
-                launched = session.launch(self.call.kernel, self.call.full_args, check=self.checked(session))
-                self.returned = launched.result
+                planned = session.build(self.call.kernel, self.call.full_args, self.checked(session))
+                self.returned = session.launch(planned).result
             else:
+                assert isinstance(session, PipelineSession)
                 pipeline = Pipeline(session)
-                self.returned = pipeline.run(self.what)
-                self._log.note_python_cuts(pipeline.cuts, first)
+                self.returned, cuts = pipeline.run(self.what), pipeline.cuts
+                self.log.note_python_cuts(cuts, first)
             session.check_program()
             self._warn_of_alerts()
             shared, accesses = session.tangents.arrays.shared, session.accesses
@@ -267,20 +254,20 @@ class Evaluation:
             if first:
                 rows = [values[:, : total - first] for values in rows]
             if self.call.kernel is None and not is_repeated and first + count >= total:
-                self._judge(pipeline.cuts, is_dense=target.is_dense)
-            self._log.note_run(session, self.layout, self.prepared.fused.values())
+                self._judge(target, cuts)
+            self.log.note_run(session, self.layout, self.prepared.fused.values())
             if given is None:
-                self._log.note_columns(rows, first, is_last=first + count >= total)
+                self.log.note_columns(rows, first, is_last=first + count >= total)
             self.subject.note_run(session, self.layout)
         return session, rows
 
     def session(self, target: DenseRows, first: int, count: int, restart: Restart | None = None) -> Session:
         """A run for some columns that has not begun, see ``run``."""
-        total, is_direct = self.column_count(), self.call.kernel is not None
+        total = self.column_count()
         given = None if self.directions is None else self.directions[:, first : first + count]
         if given is not None and given.shape[1] < count:
             given = np.pad(given, ((0, 0), (0, count - given.shape[1])))
-        blocks, intermediates = max(1, -(-total // count)), self.prepared.sparse.of_energy
+        blocks = max(1, -(-total // count))
         request = self.request(
             ColumnBlock(count, first if given is None else 0, blocks > 1 and given is None),
             directions=given,
@@ -289,12 +276,11 @@ class Evaluation:
             strategy=self.prepared.question.options.tangents,
             watch=self.watch,
             restart=restart or Restart(),
-            energy=self.subject.energy(
-                self.layout, is_product=given is not None, intermediates=None if target.is_dense else intermediates
-            ),
+            energy=self.subject.energy(self.layout, is_product=given is not None, intermediates=target.of_energy),
         )
         self.prepared.fused.allow(blocks)
-        return Session(request, self.prepared.fields, self.prepared.fused, target, is_direct=is_direct)
+        kind = PipelineSession if self.call.kernel is None else Session
+        return kind(request, self.prepared.fields, self.prepared.fused, target)
 
     def request(self, block: ColumnBlock, **options: Any) -> Request:
         """What one run computes; ``options`` are other attributes of the request."""
@@ -321,7 +307,7 @@ class Evaluation:
             trace.begin(first, count)
         return trace
 
-    def _judge(self, cuts: Iterable[tuple[str, str, int]], *, is_dense: bool) -> None:
+    def _judge(self, target: DenseRows, cuts: Iterable[tuple[str, str, int]]) -> None:
         """Warn of derivatives that the Python code of a pipeline loses, in the first call of its kind.
 
         ``cuts``: where Python takes something of numbers that has no derivative.
@@ -332,11 +318,8 @@ class Evaluation:
         known = prepared.judged.get(self.path)
         if known is not None and not (known.seen and arbiter.is_doubtful(known)):
             return
-        run = arbiter.trace.found
-        if is_dense:
-            is_enough = self.directions is None or self.is_any or not run.events
-        else:
-            is_enough = not run.has_unknown and all(name in ASKING for name, *_ in cuts)
+        is_enough = self.directions is None or self.is_any or not arbiter.trace.found.events
+        is_enough = target.tells_moves(arbiter.trace.found, [name for name, *_ in cuts], is_enough)
         findings, along = ArrayStores(), None if is_enough else self.judge_along
         if arbiter.may_find(has_all=is_enough):
             with backend.running(moves=True), self.state.including(arbiter.python):
@@ -364,7 +347,7 @@ class Evaluation:
                 pass
         finally:
             state.undo()
-        self._log.note_python_cuts_along(along._log, directions)
+        self.log.note_python_cuts_along(along.log, directions)
         return self.prepared.judged.get(self.path, ArrayStores())
 
     @property
@@ -470,37 +453,34 @@ class DenseForm:
         rows = self.rows(evaluation)
         if rows is not None:
             return rows
-        prepared, total = evaluation.prepared, evaluation.column_count()
-        while True:
-            parts: list[list[np.ndarray]] = []
+        prepared, total, parts = evaluation.prepared, evaluation.column_count(), list[list[np.ndarray]]()
+        while not parts:
+            evaluation.log.begin()
             is_whole, count = evaluation.least_runs == 1, max(1, -(-total // evaluation.least_runs))
             places = evaluation.places() if is_whole else None
             progress = False if is_whole else evaluation.progress
             try:
                 with progress_bar(progress, f"Columns of J, {evaluation.call.name}", total) as advance:
                     for first in range(0, max(1, total), count):
-                        if first:
-                            evaluation.restore()
-                        is_repeated = first + count < total
-                        parts.append(evaluation.run(DenseRows(places), first, count, is_repeated=is_repeated)[1])
+                        target, is_repeated = evaluation.subject.target(places), first + count < total
+                        parts.append(evaluation.run(target, first, count, is_repeated=is_repeated)[1])
                         advance(count)
             except StoresFoundError:
-                evaluation.restore()
-                continue
+                parts.clear()
             except OverBudgetError:
+                parts.clear()
+                evaluation.state = evaluation.state or State()  # of one kernel, which has not been launched
                 evaluation.least_runs *= 2
-                evaluation.restore()
                 prepared.blocks = max(prepared.blocks, evaluation.least_runs)
-                continue
-            prepared.sizes_that_fit[evaluation.sizes] = True
-            if is_whole and evaluation.form.keeps_launch:
-                kernels = list(prepared.fused.values()) if evaluation.is_repeatable else []
-                prepared.replay = Replay.of_field(kernels, evaluation.layout)
-            dense = parts[0] if is_whole else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
-            for n, values in enumerate(dense):  # an output that is named twice has memory of its own
-                if any(np.may_share_memory(values, other) for other in dense[:n]):
-                    dense[n] = values.copy()
-            return evaluation.subject.of_dense(dense, evaluation.layout)
+        prepared.sizes_that_fit[evaluation.sizes] = True
+        if evaluation.least_runs == 1 and evaluation.form.keeps_launch:
+            kernels = list(prepared.fused.values()) if evaluation.is_repeatable else []
+            prepared.replay = Replay.of_field(kernels, evaluation.layout)
+        dense = [v[0] if len(v) == 1 else np.concatenate(v, axis=1) for v in map(list, zip(*parts, strict=True))]
+        for n, values in enumerate(dense):  # an output that is named twice has memory of its own
+            if any(np.may_share_memory(values, other) for other in dense[:n]):
+                dense[n] = values.copy()
+        return evaluation.subject.of_dense(dense, evaluation.layout)
 
     def rows(self, evaluation: Evaluation) -> list[list[np.ndarray]] | None:
         """The blocks of J by its rows, where these are computed; None otherwise."""

@@ -75,11 +75,11 @@ class RunLog:
         is_first: whether it is the first call of a prepared form.
 
     Attributes:
-        runs: the number of runs of single blocks of columns so far.
+        has_begun: whether there has been a run since everything was put back.
     """
 
     def __init__(self, *, of_zeros: bool, is_first: bool) -> None:
-        self.runs = 0
+        self.has_begun = False
         self._of_zeros, self._is_first = of_zeros, is_first
         self._layout: Layout | None = None  # of the first call, where paths are cut
         self.begin()
@@ -105,8 +105,8 @@ class RunLog:
             self.note_python_cuts({place: directions[:, list(cuts)].any(1)}, 0)
 
     def record(self, *, is_part: bool) -> RunRecord | None:
-        """A record of the launches and stores of the runs, if there are several."""
-        if not is_part:
+        """A record of the launches and stores of the runs, if there are several, of which one is a part."""
+        if not is_part and self._record is None:
             return None
         self._record = self._record or RunRecord()
         self._record.begin()

@@ -50,7 +50,7 @@ class Replay:
     fused: JacobianKernel  # the kernel
     tangents: dict[Key, _Tangents]  # the tangents that it takes; for a dense J, J alone
     kept: dict[Key, Any]  # memory of the kernel itself, by key
-    gradient: _Tangents | None = None  # of an energy, which the launch adds up beside H
+    gradients: list[_Tangents]  # that of an energy, which the launch adds up beside H
     _repeated: backend.RepeatedLaunch | None = None
     _changing: list[tuple[int, Key]] = field(default_factory=list)  # positions and keys of the arrays that are not kept
 
@@ -68,7 +68,7 @@ class Replay:
             return None
         given = {key: _Tangents(*kind, key in fused.facts.covered) for key, kind in tangents.items()}
         gradients = [_Tangents((max(1, i.size),), numpy_dtype(i.dtype), is_covered=False) for i in first_order]
-        return Replay(layout, fused, given, scratch, next(iter(gradients), None))
+        return Replay(layout, fused, given, scratch, gradients)
 
     @staticmethod
     def of_field(kernels: list[JacobianKernel], layout: Layout) -> Replay | None:
@@ -122,20 +122,20 @@ class Replay:
         """Whether J is symmetric to the last bit, as a Hessian is."""
         return Streams.of(self.fused).is_symmetric
 
-    def sparse(self, args: tuple[object, ...], rows: SparseRows) -> tuple[SparseRows, np.ndarray | None]:
-        """Compose the rows of a launch that is current, see ``dense``; with the gradient of an energy."""
+    def sparse(self, args: tuple[object, ...], rows: SparseRows) -> list[np.ndarray]:
+        """Compose the rows of a launch that is current, see ``dense``; returns the gradient of an energy."""
         streams = Streams.of(self.fused)
         streams.begin()
-        gradient = None if self.gradient is None else self.gradient.new()
+        gradients = [gradient.new() for gradient in self.gradients]
 
         def array(key: Key) -> object:
             if isinstance(key, SiteArray):
                 return streams.array(key)
-            return gradient if isinstance(key, FirstOrderArray) else self.tangents[key].new()
+            return gradients[0] if isinstance(key, FirstOrderArray) else self.tangents[key].new()
 
         self._launch(args, array)
         rows.compose(streams.end(), lambda key: key)
-        return rows, gradient
+        return gradients
 
 
 # The state shared by the calls of one Jacobian.

@@ -14,7 +14,7 @@ from taichi_ext.api.inputs.results import as_torch
 from taichi_ext.api.runs.by_adjoint import energy_products, no_adjoint
 from taichi_ext.api.runs.evaluation import Evaluation, equal_parts
 from taichi_ext.api.runs.replay import values_of
-from taichi_ext.api.runs.sparse_form import SparseForm
+from taichi_ext.api.runs.sparse_form import ProjectedForm
 from taichi_ext.api.runs.subject import EnergyGradient
 from taichi_ext.differentiate.forms.entry_sites import DenseRowsError
 from taichi_ext.errors import InvalidArgumentError
@@ -61,7 +61,7 @@ def with_choices(
 ) -> Evaluation:
     """The same call, for H with projected blocks and fixed entries; perhaps without the gradient."""
     subject = EnergyGradient(is_projected=projection is not None, fixed=fixed, has_gradient=has_gradient)
-    return replace(evaluation, subject=subject, form=SparseForm(projection) if projection else evaluation.form)
+    return replace(evaluation, subject=subject, form=ProjectedForm(projection) if projection else evaluation.form)
 
 
 def value_gradient_and_hessian_of(evaluation: Evaluation) -> tuple[object, object, object]:

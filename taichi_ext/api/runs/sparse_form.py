@@ -21,7 +21,7 @@ from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, Intermedi
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import TERMS_GRADIENT, FieldKey, container_key
 from taichi_ext.program.keys import Key
-from taichi_ext.runtime.launching.sparse_target import EnergyAdjoints, SparseEntries
+from taichi_ext.runtime.launching.sparse_target import EnergyAdjoints, ProjectedEntries, SparseEntries
 from taichi_ext.runtime.memory.shadows import OverBudgetError, Shadow, check_fits, numpy_dtype
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.sparse.matrices import positive_factors, scipy_sparse
@@ -34,14 +34,10 @@ MOST_COLUMNS = 512  # of all such parameters
 
 
 class SparseForm(DenseForm):
-    """J as sparse arrays; ``projection``: how the blocks of an energy's elements are made semidefinite."""
+    """J as sparse arrays."""
 
     may_begin_again = True
     keeps_launch = False  # of rows that are dense, although J is sparse
-
-    def __init__(self, projection: str | None = None, *, as_matrix: bool = False) -> None:
-        super().__init__(as_matrix=as_matrix)
-        self._projection = projection
 
     def check_out(self, evaluation: Evaluation) -> list[tuple[str, object]]:
         layout = evaluation.layout
@@ -65,7 +61,7 @@ class SparseForm(DenseForm):
 
     def repeated(self, evaluation: Evaluation) -> Any:
         with evaluation.whole():
-            result = _repeated(evaluation, self._projection)
+            result = self._launched_again(evaluation)
             if result is None:
                 return None
             block, is_symmetric = partial(_block, result[0]), result[1].is_symmetric
@@ -100,41 +96,90 @@ class SparseForm(DenseForm):
 
     def _composed(self, evaluation: Evaluation, error: DenseRowsError) -> Mapping[Any, int]:
         """The fields that an energy is computed from, if that can be composed with what they are computed from."""
-        if self._projection is not None or not isinstance(error, IntermediatesError):
-            return {}  # blocks of elements are those of intermediates, too
+        if not isinstance(error, IntermediatesError):
+            return {}
         params = {p.container for p in evaluation.layout.params}
         is_known = error.sizes.keys() <= evaluation.prepared.sparse.of_energy.keys()
         return {} if is_known or error.sizes.keys() & params else error.sizes
 
     def _sparse_blocks(self, evaluation: Evaluation) -> list[list[object]]:
-        subject, layout, arithmetic = evaluation.subject, evaluation.layout, evaluation.prepared.sparse.arithmetic
-        intermediates = evaluation.prepared.sparse.of_energy
-        adjoints = _adjoints(evaluation, intermediates) if intermediates else None
-        rows, target = _run(evaluation, self._projection, adjoints, is_again=adjoints is not None)
-        is_symmetric = target.is_symmetric and not intermediates
+        subject, layout, intermediates = evaluation.subject, evaluation.layout, evaluation.prepared.sparse.of_energy
+        evaluation.log.begin()
+        if not intermediates:
+            rows, launch = self._launched_again(evaluation) or self._run(evaluation)
+            return subject.of_sparse(partial(_block, rows), layout, is_symmetric=launch.is_symmetric)
+        adjoints = self._adjoints(evaluation, intermediates)
+        rows, _ = self._run(evaluation, adjoints)
 
         def block(output: Placed, param: Placed) -> Any:
-            if not intermediates:
-                return _block(rows, output, param)
             both = (replace(output, key=key) for key in (output.key, TERMS_GRADIENT))
             total = sum(_block(rows, each, param, sum(intermediates.values())) for each in both)
             return _of_params(total, rows, layout, intermediates)
 
-        blocks = subject.of_sparse(block, layout, is_symmetric=is_symmetric)
-        if self._projection == "on_demand":
-            assert isinstance(target, SparseEntries)
-            if target.indefinite and positive_factors(scipy_sparse().block_array(blocks, format="csr")) is None:
-                rows = target.project_saved(arithmetic)
-                blocks = subject.of_sparse(block, layout, is_symmetric=is_symmetric)
-        return blocks
+        return subject.of_sparse(block, layout, is_symmetric=False)
+
+    def _launched_again(self, evaluation: Evaluation) -> tuple[SparseRows, Replay] | None:
+        """The rows after a launch like that of the call before, and that; None if there is no such launch."""
+        prepared, subject, replay = evaluation.prepared, evaluation.subject, evaluation.prepared.replay
+        if replay is None or not _is_simple(evaluation) or prepared.sparse.of_energy:
+            return None
+        if bool(replay.gradients) != subject.has_gradient or not replay.is_current:
+            return None
+        prepared.sparse.arithmetic.begin()
+        rows = SparseRows(replay.layout.sizes, prepared.sparse.arithmetic)
+        subject.note_gradients(replay.sparse(evaluation.call.full_args, rows))
+        return rows, replay
+
+    def _run(
+        self, evaluation: Evaluation, adjoints: EnergyAdjoints | None = None, apart: frozenset[Key] = frozenset()
+    ) -> tuple[SparseRows, SparseEntries]:
+        """The rows after a run, and the target that computed them.
+
+        With adjoints, there are two runs; the first one keeps the rows of the fields that an energy is computed from
+        ``apart``.
+        """
+        prepared, sparse, layout = evaluation.prepared, evaluation.prepared.sparse, evaluation.layout
+        sparse.arithmetic.begin()
+        keys = [p.container for p in layout.params]
+        sizes = layout.sizes
+        in_rows = {keys[n] for n in sparse.in_rows}
+        numbering = SparseColumns(sizes, in_rows, {**sparse.intermediates, **sparse.of_energy})
+        containers = frozenset(container_key(output.key) for output in evaluation.subject.outputs(layout))
+        containers |= {TERMS_GRADIENT} if adjoints is not None else set()
+        rows = SparseRows(sizes, sparse.arithmetic, apart)
+        target = self._target(numbering, containers, rows, sparse.of_energy, adjoints)
+        try:
+            session, _ = evaluation.run(target, 0, layout.count, is_repeated=bool(apart))
+        finally:
+            sparse.in_rows |= {n for n, key in enumerate(keys) if key in target.numbering.in_rows}
+            sparse.intermediates.update(target.numbering.intermediates)
+        if _is_simple(evaluation) and all(o.target.kind == "field" for o in layout.outputs):
+            prepared.replay = _replay(layout, target, session.tangents.shadows)
+        return rows, target
+
+    def _target(self, *entries: Any) -> SparseEntries:
+        """What takes the entries of a run."""
+        return SparseEntries(*entries)
+
+    def _adjoints(self, evaluation: Evaluation, intermediates: Mapping[Any, int]) -> EnergyAdjoints:
+        """The derivatives of an energy with respect to the fields it is computed from, by a separate run."""
+        subject, (energy,) = evaluation.subject, evaluation.layout.outputs
+        assert isinstance(subject, EnergyGradient)
+        evaluation.state = evaluation.state or State()
+        first = sum(evaluation.layout.sizes.values())
+        shadow = Shadow("adjoints", 1, first + sum(intermediates.values()), energy.dtype)
+        adjoints = EnergyAdjoints(frozenset(intermediates), shadow)
+        rows, _ = self._run(evaluation, adjoints, adjoints.keys)
+        ends = np.cumsum([first, *intermediates.values()])
+        rows.add_adjoints(dict(zip(intermediates, np.split(subject.gradient, ends)[1:-1], strict=True)))
+        subject.gradient[:first] = 0
+        shadow.set_rows(slice(None), subject.gradient)
+        again = "The energy is computed from fields that kernels compute, which takes a second run"
+        evaluation.restore(again, f"Leave out format={evaluation.prepared.format!r}.")
+        return adjoints
 
     def _dense_blocks(self, evaluation: Evaluation) -> list[list[object]]:
         reason = evaluation.prepared.sparse.dense_reason
-        if self._projection is not None:
-            raise UnsupportedError(
-                f"project={self._projection!r} needs an energy that is a sum of terms of few entries of the params: "
-                f"{reason}. Leave out project=."
-            )
         rows, params = evaluation.subject.rows(evaluation.layout), evaluation.layout.params
         entries = sum(o.size for o in rows) * evaluation.layout.count
         form = HessianForm() if isinstance(evaluation.subject, EnergyGradient) else DenseForm()
@@ -146,29 +191,45 @@ class SparseForm(DenseForm):
         ]
 
 
+class ProjectedForm(SparseForm):
+    """A sparse Hessian whose blocks of elements are made positive semidefinite, see ``Projection``."""
+
+    def __init__(self, projection: str) -> None:
+        super().__init__()
+        self._projection = projection
+
+    def _target(self, *entries: Any) -> SparseEntries:
+        return ProjectedEntries(self._projection, *entries)
+
+    def _composed(self, evaluation: Evaluation, error: DenseRowsError) -> Mapping[Any, int]:
+        return {}  # blocks of elements are those of intermediates, too
+
+    def _launched_again(self, evaluation: Evaluation) -> None:
+        return None
+
+    def _sparse_blocks(self, evaluation: Evaluation) -> list[list[object]]:
+        subject, layout = evaluation.subject, evaluation.layout
+        evaluation.log.begin()
+        rows, target = self._run(evaluation)
+        blocks = subject.of_sparse(partial(_block, rows), layout, is_symmetric=target.is_symmetric)
+        assert isinstance(target, ProjectedEntries)
+        if target.indefinite and positive_factors(scipy_sparse().block_array(blocks, format="csr")) is None:
+            rows = target.project_saved(evaluation.prepared.sparse.arithmetic)
+            blocks = subject.of_sparse(partial(_block, rows), layout, is_symmetric=target.is_symmetric)
+        return blocks
+
+    def _dense_blocks(self, evaluation: Evaluation) -> list[list[object]]:
+        raise UnsupportedError(
+            f"project={self._projection!r} needs an energy that is a sum of terms of few entries of the params: "
+            f"{evaluation.prepared.sparse.dense_reason}. Leave out project=."
+        )
+
+
 def _block(rows: SparseRows, output: Placed, param: Placed, more: int = 0) -> Any:
     """The block of an output and a parameter; ``more`` is how many rows follow those of the output."""
     dtype = sparse_dtype(numpy_dtype(output.dtype))
     block = rows.block(container_key(output.key), param.container, output.rows + more, dtype)
     return block if param.inner == slice(None) else block[:, param.inner]
-
-
-def _adjoints(evaluation: Evaluation, intermediates: Mapping[object, int]) -> EnergyAdjoints:
-    """The derivatives of an energy with respect to the fields it is computed from, by a separate run."""
-    subject, (energy,) = evaluation.subject, evaluation.layout.outputs
-    assert isinstance(subject, EnergyGradient)
-    evaluation.state = evaluation.state or State()
-    first = sum(evaluation.layout.sizes.values())
-    shadow = Shadow("adjoints", 1, first + sum(intermediates.values()), energy.dtype)
-    adjoints = EnergyAdjoints(frozenset(intermediates), shadow)
-    rows, _ = _run(evaluation, None, adjoints)
-    ends = np.cumsum([first, *intermediates.values()])
-    rows.add_adjoints(dict(zip(intermediates, np.split(subject.gradient, ends)[1:-1], strict=True)))
-    subject.gradient[:first] = 0
-    shadow.set_rows(slice(None), subject.gradient)
-    again = "The energy is computed from fields that kernels compute, which takes a second run"
-    evaluation.restore(again, f"Leave out format={evaluation.prepared.format!r}.")
-    return adjoints
 
 
 def _of_params(block: Any, rows: SparseRows, layout: Layout, intermediates: Mapping[object, int]) -> object:
@@ -194,59 +255,9 @@ def _put_in_rows(evaluation: Evaluation) -> bool:
     return True
 
 
-def _run(
-    evaluation: Evaluation, projection: str | None, adjoints: EnergyAdjoints | None = None, *, is_again: bool = False
-) -> tuple[SparseRows, SparseEntries | Replay]:
-    """The rows after a run, and the target that computed them, or the launch that was repeated.
-
-    With adjoints, there are two runs; the first one keeps the rows of the fields that an energy is computed from apart.
-    """
-    result = _repeated(evaluation, projection)
-    if result is not None:
-        return result
-    prepared, sparse, layout = evaluation.prepared, evaluation.prepared.sparse, evaluation.layout
-    sparse.arithmetic.begin()
-    keys = [p.container for p in layout.params]
-    sizes = layout.sizes
-    numbering = SparseColumns(sizes, {keys[n] for n in sparse.in_rows}, {**sparse.intermediates, **sparse.of_energy})
-    containers = frozenset(container_key(output.key) for output in evaluation.subject.outputs(layout))
-    containers |= {TERMS_GRADIENT} if adjoints is not None else set()
-    apart = frozenset[Key]() if adjoints is None or is_again else adjoints.keys
-    rows = SparseRows(sizes, sparse.arithmetic, apart)
-    target = SparseEntries(numbering, containers, rows, projection, adjoints)
-    try:
-        session, _ = evaluation.run(target, 0, layout.count, is_repeated=bool(apart), is_again=is_again)
-    finally:
-        sparse.in_rows |= {n for n, key in enumerate(keys) if key in target.numbering.in_rows}
-        sparse.intermediates.update(target.numbering.intermediates)
-    if _is_simple(evaluation) and all(o.target.kind == "field" for o in layout.outputs):
-        prepared.replay = _replay(layout, target, session.tangents.shadows)
-    return rows, target
-
-
 def _is_simple(evaluation: Evaluation) -> bool:
     """Whether a call can be made without a session, and its run need not be undone."""
     return evaluation.is_repeatable and evaluation.out is None and evaluation.state is None
-
-
-def _repeated(evaluation: Evaluation, projection: str | None) -> tuple[SparseRows, Replay] | None:
-    """The rows after a launch like that of the call before, and that; None if there is no such launch."""
-    prepared, subject = evaluation.prepared, evaluation.subject
-    replay = prepared.replay
-    if replay is None or not _is_simple(evaluation):
-        return None
-    if projection is not None or prepared.sparse.of_energy or (replay.gradient is not None) != subject.has_gradient:
-        return None
-    if not replay.is_current:
-        return None
-    prepared.sparse.arithmetic.begin()
-    rows, gradient = replay.sparse(
-        evaluation.call.full_args, SparseRows(replay.layout.sizes, prepared.sparse.arithmetic)
-    )
-    if gradient is not None:
-        assert isinstance(subject, EnergyGradient)
-        subject.gradient = gradient
-    return rows, replay
 
 
 def _replay(layout: Layout, target: SparseEntries, shadows: Mapping[Key, Shadow]) -> Replay | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from taichi_ext.api.inputs.results import Layout, Placed, by_parameter
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import GRADIENT, EnergyTarget
 from taichi_ext.runtime.launching.session import Session
+from taichi_ext.runtime.launching.tangents import DenseRows, GradientRows
 from taichi_ext.runtime.memory.shadows import numpy_dtype
 from taichi_ext.runtime.python.dual_numbers import warn_at_user
 from taichi_ext.runtime.sparse.matrices import Arithmetic, Matrix
@@ -47,14 +48,19 @@ class RowSpace:
         sizes = ((o.size, p.size) for o in self.rows(layout) for p in layout.params)
         return [(size, sparse_dtype(dtype)) for size, dtype in zip(sizes, dtypes, strict=True)]
 
-    def energy(
-        self, layout: Layout, *, is_product: bool, intermediates: Mapping[object, int] | None
-    ) -> EnergyTarget | None:
+    def energy(self, layout: Layout, *, is_product: bool, intermediates: Mapping[Any, int] | None) -> EnergyTarget:
         """The energy to differentiate twice; ``intermediates`` are sizes of fields, None for a dense Hessian."""
-        return None
+        return EnergyTarget()
+
+    def target(self, places: Sequence[Any] | None = None) -> DenseRows:
+        """The target of a run that computes rows, in these places if they fit."""
+        return DenseRows(places)
 
     def note_run(self, session: Session, layout: Layout) -> None:
         """Called after each run."""
+
+    def note_gradients(self, gradients: list[np.ndarray]) -> None:
+        """Called with the gradient of an energy, after a launch that was repeated without a run."""
 
     def of_dense(self, values: list[np.ndarray], layout: Layout) -> list[list[np.ndarray]]:
         return [by_parameter(v, o.shape, layout) for v, o in zip(values, layout.outputs, strict=True)]
@@ -87,7 +93,10 @@ class EnergyGradient(RowSpace):
         (energy,) = layout.outputs
         return [((*p.shape, *q.shape), energy.result_dtype) for p in layout.params for q in layout.params]
 
-    def energy(self, layout: Layout, *, is_product: bool, intermediates: Mapping[object, int] | None) -> EnergyTarget:
+    def target(self, places: Sequence[Any] | None = None) -> DenseRows:
+        return GradientRows(places)
+
+    def energy(self, layout: Layout, *, is_product: bool, intermediates: Mapping[Any, int] | None) -> EnergyTarget:
         (energy,), sizes = layout.outputs, {**layout.sizes, **(intermediates or {})}
         if not layout.count:
             raise InvalidArgumentError(f"params have no entries, so {energy.target.name} has no second derivatives.")
@@ -96,7 +105,6 @@ class EnergyGradient(RowSpace):
             columns=sum(sizes.values()),
             starts=_starts(sizes),
             dtype=energy.dtype,
-            carried=frozenset(),
             adds_terms=intermediates is not None or is_product,  # also of energies with few parameters
             has_whole_blocks=self.is_projected,
             intermediates=frozenset(intermediates or ()),
@@ -112,6 +120,9 @@ class EnergyGradient(RowSpace):
             gradient = np.zeros(sum(layout.sizes.values()), numpy_dtype(energy.dtype))
             warn_at_user(f"{energy.target.name} does not depend on any of the params: its Hessian is zero.")
         self.gradient = gradient
+
+    def note_gradients(self, gradients: list[np.ndarray]) -> None:
+        (self.gradient,) = gradients
 
     def note_parts(self, gradient: np.ndarray, layout: Layout) -> None:
         """Note the gradient, from its entries for the params."""

@@ -3,35 +3,48 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.analysis.changes import written_containers
-from taichi_ext.differentiate.forms.entry_sites import check_sparse
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label
-from taichi_ext.launches import JacobianKernel, PipelineArgument, container_key
-from taichi_ext.program.keys import Key
+from taichi_ext.launches import FieldKey, JacobianKernel, PipelineArgument, container_key
+from taichi_ext.program.keys import RETURN, Key
 from taichi_ext.record import record
-from taichi_ext.runtime.launching.session import LaunchRecord, Session, is_among, is_repeatable
-from taichi_ext.runtime.launching.tangents import save_stored
+from taichi_ext.runtime.launching.session import (
+    LaunchRecord,
+    PlannedLaunch,
+    Session,
+    is_among,
+    is_repeatable,
+    warn_of_changes,
+)
+from taichi_ext.runtime.launching.tangents import Restart, save_stored
 from taichi_ext.runtime.launching.trace import is_host_array
-from taichi_ext.runtime.memory.shadows import FieldTable, row_of_entry, rows_under, view_of
+from taichi_ext.runtime.memory.regions import View
+from taichi_ext.runtime.memory.shadows import FieldTable, Shadow, row_of_entry, rows_under, view_of
+from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import (
+    UNKNOWN,
     DualFollower,
     DualNumber,
+    PipelineRun,
     Run,
+    dual_like,
     is_dual,
     plain_number,
     warn_at_user,
     warn_of_old_number,
 )
 from taichi_ext.runtime.python.reached import forget_tangents, reachable_arrays
-from taichi_ext.runtime.python.run_record import entries_of, numbers_like
+from taichi_ext.runtime.python.run_record import entries_of, numbers_like, warn_of_captured
 
 # Solvers of implicit functions in a pipeline: their unknowns get the tangents that their equation gives.
 #
@@ -200,7 +213,7 @@ def part_of(obj: Any, table: FieldTable) -> Any:
 class TangentMatrix:
     """The tangents of a list of fields and arrays as one matrix, a row for each number."""
 
-    def __init__(self, objects: Sequence[Any], session: Session) -> None:
+    def __init__(self, objects: Sequence[Any], session: PipelineSession) -> None:
         self._tangents, self.keys = session.tangents, list[Any]()
         for obj in objects:
             self.keys.append(part_of(obj, session.table)[0])
@@ -223,10 +236,111 @@ class TangentMatrix:
             self._tangents.replace(key, part)
 
 
+class PipelineSession(Session):
+    """The launches of a pipeline, between which Python reads and stores numbers."""
+
+    _kept: dict[Key, np.ndarray] | None = None  # tangents that are put back at the end of ``undone``
+
+    @property
+    def is_repeated(self) -> bool:
+        return self.target.is_dense
+
+    def wants_return(self, kernel: backend.Kernel) -> bool:
+        """Whether Python gets the numbers that a kernel returns with their tangents."""
+        dtype = None
+        if kernel.return_type is not None and self.target.has_numbers:
+            dtype = backend.return_dtype(kernel)
+        return dtype is not None and backend.is_real(dtype)
+
+    def launched(self, kernel: backend.Kernel, args: tuple[object, ...], run: PipelineRun) -> LaunchRecord:
+        """Run a kernel that the pipeline launches, and its tangents."""
+        planned, trace = self.build(kernel, args, run=run), self.request.restart.trace
+        if trace is None:
+            return self.launch(planned)
+        if run.has_numbers:
+            warn_of_captured(planned.fused.kernel.captures, kernel, run)
+        stores = trace.launch(kernel, planned.values, planned.fused.facts, planned.passed, self.tangents.along)
+        if self.clear(stores):  # roles are others now
+            planned = self.build(kernel, args, run=run)
+        record = self.launch(planned)
+        trace.after_launch(kernel, planned.values)
+        return record
+
+    def before_launch(self, planned: PlannedLaunch) -> None:
+        """Also compare the arrays that the kernel reads with the run before, and make room for what it returns."""
+        super().before_launch(planned)
+        fused, outer, record = planned.fused, planned.binding.outer, self.request.restart.record
+        if record is not None:
+            record.arrays(fused.primal, fused.facts.read_arguments, planned.values)
+        self.keep(outer.get(k, k) for k in fused.facts.written)
+        if RETURN in fused.shadows:
+            count = math.prod(backend.return_shape(fused.primal))
+            dtype = backend.return_dtype(fused.primal)
+            columns = self.tangents.columns.count
+            self.tangents.hold(RETURN, Shadow("the return value", count, columns, dtype))
+
+    def result(self, launched: LaunchRecord, run: PipelineRun) -> Any:
+        """The value that a kernel has returned, its numbers with tangents."""
+        value = launched.result
+        if backend.return_dtype(launched.fused.primal) is None:
+            return value
+        is_known = RETURN in launched.fused.shadows
+        return dual_like(value, iter(self.tangents.values(RETURN)) if is_known else repeat(UNKNOWN), run)
+
+    def clear(self, stores: Iterable[tuple[View, np.ndarray]]) -> bool:
+        """Clear the tangents of entries of arrays that Python has stored to; whether there were any."""
+        is_changed = False
+        for view, entries in stores:
+            rows = self.tangents.rows(view)
+            rows = np.arange(rows.start, rows.stop)[entries] if isinstance(rows, slice) else rows[entries]
+            if self.tangents.clear(view, rows):
+                is_changed = True
+                if not self.accesses.overwritten:
+                    warn_of_changes(self.tangents.carrier(view).name, len(rows))
+                self.accesses.note_overwritten(self.tangents.arrays.shared([view]))
+        return is_changed
+
+    def follow_arrays(self) -> None:
+        """Notice entries of NumPy arrays and tensors that Python code changed since the last launch."""
+        self.clear((region.layout, rows) for region, rows in self.tangents.arrays.regions.changes())
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[tuple[State, set[Key]]]:
+        """Within the context, what launches store is saved in a state, and put back at the end, with its tangents.
+
+        Gives the state, and the set of the containers that are written.
+        """
+        request, state, before, written = self.request, State(), self.accesses.written, set[Key]()
+        kept, own = self._kept, dict[Key, np.ndarray]()
+        self.request = replace(request, restart=Restart(state))
+        self.accesses.written, self._kept = written, own
+        try:
+            yield state, written
+        finally:
+            for key in written:
+                self.tangents.clear(key, self.tangents.rows(key))
+            for key, rows in own.items():
+                self.tangents.replace(key, rows)
+            before |= written  # in place: another solver's residual may be around this one
+            self.request, self.accesses.written, self._kept = request, before, kept
+            state.undo()
+
+    def keep(self, written: Iterable[Key]) -> None:
+        """Keep the tangents of what is about to be written, within ``undone``."""
+        kept = self._kept
+        if kept is None:
+            return
+        for key in written:
+            is_first = isinstance(key, (FieldKey, View)) and key not in kept and key not in self.accesses.written
+            if is_first and self.tangents.carries(key):
+                self.tangents.shadow(key)
+                kept[key] = np.array(self.tangents.values(key))
+
+
 class Pipeline(DualFollower):
     """Follows a Python function: ``backend.follow`` reports the function's accesses to fields and arrays to it."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: PipelineSession) -> None:
         super().__init__()
         restart = session.request.restart
         self._session = session
@@ -264,7 +378,7 @@ class Pipeline(DualFollower):
         self._session.follow_arrays()
         if self._record is not None:
             self._record.end()
-        session.end_pipeline()
+        session.target.end_pipeline(session.request.energy.key)
         return result
 
     def _remember(self) -> None:
@@ -290,7 +404,7 @@ class Pipeline(DualFollower):
             if self.runs_plainly_here(kernel, args, self._deactivate):
                 return None
             self._session.follow_arrays()
-            launched = self._session.launch(kernel, args, run=self._numbers)
+            launched = self._session.launched(kernel, args, self._numbers)
             self._remember()  # before Python goes on
             if self._is_repeatable(kernel, launched.fused):  # if nothing is fresh any more, the next launch is the same
                 repeated = backend.RepeatedLaunch(launched.fused.kernel, dict(enumerate(launched.passed)))
@@ -343,12 +457,7 @@ class Pipeline(DualFollower):
     def root(self, root: Root) -> Any:
         """Run a solver, and give its unknowns the tangents of the implicit function."""
         session, tangents = self._session, self._tangents
-        check_sparse((f"{root.name} solves for unknowns, which depend on all params", not session.is_dense))
-        if session.request.energy is not None:
-            raise UnsupportedError(
-                f"Second derivatives of {root.name}, the root of an equation, are not supported: they need those of "
-                "its residual along each tangent of its unknowns. Take differences of value_and_gradient instead."
-            )
+        session.target.check_root(root.name)
         for unknown in root.unknowns:
             self._save(unknown)
         solving, lost = Solving(session.table, self._save, self._clear_changed), session.accesses.lost
@@ -456,7 +565,7 @@ class Pipeline(DualFollower):
                 trace.note_read()
             self._session.accesses.note_read(place[0])
             if isinstance(value, float):
-                tangent, column = self._tangents.row(place[0], int(place[1]))
+                tangent, column = self._session.target.number(self._tangents, place[0], int(place[1]))
                 value = DualNumber(value, tangent, self._numbers, column=column)
         if trace is not None:
             trace.read(value)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
-from itertools import repeat
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
@@ -28,23 +23,15 @@ from taichi_ext.launches import (
     NumberColumns,
     container_key,
 )
-from taichi_ext.program.keys import RETURN, Key, LaunchArray, OwnArray, Scratch
+from taichi_ext.program.keys import Key, LaunchArray, OwnArray, Scratch
 from taichi_ext.record.variables import attribute_variable
-from taichi_ext.runtime.launching.tangents import (
-    DenseRows,
-    PassedNumberError,
-    Request,
-    Restart,
-    Tangents,
-    save_changed,
-    scratch_of,
-)
+from taichi_ext.runtime.launching.tangents import DenseRows, Request, Tangents, check_known, save_changed, scratch_of
 from taichi_ext.runtime.memory.array_tangents import Binding, check_overlaps
 from taichi_ext.runtime.memory.regions import View
-from taichi_ext.runtime.memory.shadows import FieldTable, Shadow
+from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.memory.state import State
-from taichi_ext.runtime.python.dual_numbers import UNKNOWN, PipelineRun, dual_like, warn_at_user
-from taichi_ext.runtime.python.run_record import taken_out, warn_of_captured, with_passed
+from taichi_ext.runtime.python.dual_numbers import PipelineRun, is_dual, warn_at_user
+from taichi_ext.runtime.python.run_record import taken_out, with_passed
 
 # takes a new kernel, and the keys of the run by the kernel's keys
 Check = Callable[[JacobianKernel, Mapping[Key, Key]], None]
@@ -61,8 +48,8 @@ class LaunchRecord:
     result: object  # the value returned
 
 
-class _Bound(NamedTuple):
-    """A call of a kernel with its arrays and numbers."""
+class PlannedLaunch(NamedTuple):
+    """A call of a kernel with its arrays and numbers, and the kernel with tangents for it."""
 
     launch: Launch  # the call, with the tangents of containers
     fused: JacobianKernel  # the kernel with tangents for it
@@ -116,180 +103,130 @@ class Accesses:
 
 
 class Session:
-    """One run of a kernel, or of a pipeline of them.
+    """One run of a kernel; see ``pipeline.PipelineSession`` for those of a pipeline.
 
     Args:
         request: the columns to compute.
         table: the fields that kernels use.
         kernels: the kernels with tangents, kept between runs.
         target: the target for entries of J.
-        is_direct: whether one kernel is run, rather than a pipeline.
 
     Attributes:
         accesses: the containers read and written so far.
     """
 
-    def __init__(
-        self, request: Request, table: FieldTable, kernels: KernelTable, target: DenseRows, *, is_direct: bool
-    ) -> None:
+    is_repeated = False  # whether the same kernel may be launched again, on rows of tangents that it has written
+
+    def __init__(self, request: Request, table: FieldTable, kernels: KernelTable, target: DenseRows) -> None:
         self.request = request
         self.table = table
+        self.target = target
         self.tangents = Tangents(request, table, target)
         self.accesses = Accesses(request.params, self.tangents)
-        self.is_direct = is_direct
         self.has_launched = False
         self._kernels = kernels
-        self._target = target
         self._program = weakref.ref(backend.program())
-        self._kept: dict[Key, np.ndarray] | None = None  # tangents that are put back at the end of ``undone``
 
-    def launch(
+    def build(
         self,
         kernel: backend.Kernel,
         args: tuple[object, ...],
         check: Check | None = None,
         run: PipelineRun | None = None,
-    ) -> LaunchRecord:
-        """Run a kernel and its tangents.
+    ) -> PlannedLaunch:
+        """A launch with a kernel with tangents, which is built if there is none yet for the roles of containers now.
 
         Args:
             kernel: the user's kernel.
             args: its arguments.
-            check: called with a newly built kernel before its first launch.
+            check: called with a newly built kernel.
             run: the pipeline run that numbers with tangents among the arguments belong to.
         """
         with backend.exclusive:
-            bound, trace = self._bound(kernel, args, check, run), self.request.restart.trace
-            if trace is not None:
-                fused = bound.fused
-                if run is not None and run.has_numbers:
-                    warn_of_captured(fused.kernel.captures, kernel, run)
-                stores = trace.launch(kernel, bound.values, fused.facts, bound.passed, self.tangents.along)
-                if self.clear(stores):  # roles are others now
-                    bound = self._bound(kernel, args, check, run)
-            return self._launched(bound)
+            self.check_program()
+            check_gradient_is_own(kernel)
+            self.has_launched = True
+            args, values, passed = checked_arguments(kernel, args, self.request.numbers, run)
+            duals = (n for entries in passed.values() for n in entries if is_dual(n))
+            check_known("Python passes a number that depends on params to a kernel", (n.tangent for n in duals))
+            numbers = with_passed(self.request.numbers, passed, self.tangents.columns)
+            binding = self.tangents.arrays.bind(kernel, values)
+            launch = self._with_tangents(kernel, args, numbers, binding)
+            shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
+            variants = launch.sparse and launch.sparse.variant, launch.energy.variant, numbers.key
+            block, features = launch.block, backend.argument_features(kernel, args)
+            name = (id(kernel), features, shapes, block.count, block.is_part, *variants)
+            fused = self._kernels.find(name, block.first, launch.roles)
+            if fused is None:
+                backend.materialize()  # fields that the pipeline has just made
+                fused = engine.fuse(launch, self.request.watch)
+                if check is not None:
+                    check(fused, binding.outer)
+                self._kernels.add(name, block.first, launch.roles, fused)
+            return PlannedLaunch(launch, fused, values, passed, binding)
 
-    def build(self, kernel: backend.Kernel, args: tuple[object, ...], check: Check) -> None:
-        """Build the kernel with tangents for a launch as the first one of this run; ``check`` is called with it."""
-        with backend.exclusive:
-            self._bound(kernel, args, check, None)
-
-    def _bound(
-        self, kernel: backend.Kernel, args: tuple[object, ...], check: Check | None, run: PipelineRun | None
-    ) -> _Bound:
-        """A call with its arrays and numbers, the roles of containers now, and a kernel, built if there is none yet."""
-        self.check_program()
-        check_gradient_is_own(kernel)
-        self.has_launched = True
+    def _with_tangents(
+        self, kernel: backend.Kernel, args: tuple[object, ...], numbers: NumberColumns, binding: Binding
+    ) -> Launch:
+        """A launch, with the roles of containers now."""
         request, tangents = self.request, self.tangents
-        args, values, passed = checked_arguments(kernel, args, request.numbers, run)
-        if passed and not tangents.are_known:
-            raise PassedNumberError("Python passes a number that depends on params to a kernel")
-        numbers = with_passed(request.numbers, passed, tangents.columns)
-        binding = tangents.arrays.bind(kernel, values)
+        names: dict[Key, Key] = {key: local for local, key in binding.outer.items()}
         roles = {key: tangents.role(key) for key in tangents.names() if isinstance(key, FieldKey)}
         roles |= {local: tangents.role(key) for local, key in binding.outer.items()}
-        names: dict[Key, Key] = {key: local for local, key in binding.outer.items()}
         roles |= tangents.first_order.roles(names)
-        block = ColumnBlock(tangents.columns.count, request.block.first, request.block.is_part)
-        launch = Launch(
+        return Launch(
             kernel=kernel,
             args=args,
-            block=block,
+            block=ColumnBlock(tangents.columns.count, request.block.first, request.block.is_part),
             fields=self.table,
             roles=roles,
             arrays=binding.arrays,
             numbers=numbers,
-            wants_return=request.wants_return if self.is_direct else self._has_dual_result(kernel),
+            wants_return=self.wants_return(kernel),
             strategy=request.strategy,
-            sparse=self._target.of_launch(names),
+            sparse=self.target.of_launch(names),
             energy=tangents.first_order.target(names),
-            is_repeated=self._target.is_dense and not self.is_direct,
+            is_repeated=self.is_repeated,
         )
-        variant: list[object] = [launch.sparse and launch.sparse.variant]
-        if launch.energy is not None:
-            variant += [launch.energy.carried, launch.energy.has_gradient, launch.energy.has_whole_blocks]
-        shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
-        features = backend.argument_features(kernel, args)
-        name = (id(kernel), features, shapes, block.count, block.is_part, *variant, numbers.key)
-        fused = self._kernels.find(name, block.first, roles)
-        if fused is None:
-            backend.materialize()  # fields that the pipeline has just made
-            fused = engine.fuse(launch, request.watch)
-            if check is not None:
-                check(fused, binding.outer)
-            self._kernels.add(name, block.first, roles, fused)
-        return _Bound(launch, fused, values, passed, binding)
 
-    def _has_dual_result(self, kernel: backend.Kernel) -> bool:
-        """Whether Python gets the numbers that a kernel of a pipeline returns with their tangents."""
-        if kernel.return_type is None or not self.tangents.are_known:
-            return False
-        dtype = backend.return_dtype(kernel)
-        return dtype is not None and backend.is_real(dtype)
+    def wants_return(self, kernel: backend.Kernel) -> bool:
+        """Whether the tangents of what a kernel returns are needed."""
+        return self.request.wants_return
 
-    def result(self, launched: LaunchRecord, run: PipelineRun) -> Any:
-        """The value that a kernel of a pipeline has returned, its numbers with tangents."""
-        value = launched.result
-        if backend.return_dtype(launched.fused.primal) is None:
-            return value
-        tangents = self.tangents
-        return dual_like(value, iter(tangents.values(RETURN)) if tangents.are_known else repeat(UNKNOWN), run)
-
-    def _launched(self, bound: _Bound) -> LaunchRecord:
-        tangents, fused, outer, values = self.tangents, bound.fused, bound.binding.outer, bound.values
+    def launch(self, planned: PlannedLaunch) -> LaunchRecord:
+        """Run a kernel and its tangents."""
+        tangents, fused, outer, values = self.tangents, planned.fused, planned.binding.outer, planned.values
         tangents.first_order.accept(fused, outer)
-        self._target.accept(fused, outer, tangents)
-        check_overlaps(bound.binding.given, fused.facts.written)
-        self._save(fused, values)
-        self.keep(outer.get(k, k) for k in fused.facts.written)
-        tangents.set_numbers(bound.launch.numbers)
-        if RETURN in fused.shadows and not self.is_direct:
-            count = math.prod(backend.return_shape(fused.primal))
-            dtype = backend.return_dtype(fused.primal)
-            tangents.hold(RETURN, Shadow("the return value", count, tangents.columns.count, dtype))
+        self.target.accept(fused, outer, tangents)
+        check_overlaps(planned.binding.given, fused.facts.written)
+        self.before_launch(planned)
+        tangents.set_numbers(planned.launch.numbers)
 
         def launch() -> Any:
             passed, after = self._passed(fused, outer)
             changes = tangents.changes
-            return fused.launch(bound.launch.args, passed), passed, after, changes
+            return fused.launch(planned.launch.args, passed), passed, after, changes
 
         def save(state: State) -> None:
             save_changed(state, fused, self.table, values)
             for array in fused.first_order:
                 state.save(tangents.first_order.array(array.name))
 
-        result, passed, after, changes = self._target.run(fused, save, launch)
-        self._target.collect(fused, outer)
+        result, passed, after, changes = self.target.run(fused, save, launch)
+        self.target.collect(fused, outer)
         for give_back in after:
             give_back()
         tangents.note_written(fused, [outer.get(k, k) for k in fused.shadows if not isinstance(k, OwnArray)])
-        self.accesses.note(*tangents.arrays.accesses(fused, bound.binding))
-        if self.request.restart.trace is not None:
-            self.request.restart.trace.after_launch(fused.primal, values)
-        return LaunchRecord(fused, bound.launch.args, passed, changes, result)
+        self.accesses.note(*tangents.arrays.accesses(fused, planned.binding))
+        return LaunchRecord(fused, planned.launch.args, passed, changes, result)
 
-    @property
-    def is_dense(self) -> bool:
-        """Whether tangents are rows, rather than entries of a sparse J."""
-        return self._target.is_dense
-
-    def clear(self, stores: Iterable[tuple[View, np.ndarray]]) -> bool:
-        """Clear the tangents of entries of arrays that Python has stored to; whether there were any."""
-        is_changed = False
-        for view, entries in stores:
-            rows = self.tangents.rows(view)
-            rows = np.arange(rows.start, rows.stop)[entries] if isinstance(rows, slice) else rows[entries]
-            if self.tangents.clear(view, rows):
-                is_changed = True
-                if not self.accesses.overwritten:
-                    warn_of_changes(self.tangents.carrier(view).name, len(rows))
-                self.accesses.note_overwritten(self.tangents.arrays.shared([view]))
-        return is_changed
-
-    def follow_arrays(self) -> None:
-        """Notice entries of NumPy arrays and tensors that Python code changed since the last launch."""
-        self.clear((region.layout, rows) for region, rows in self.tangents.arrays.regions.changes())
+    def before_launch(self, planned: PlannedLaunch) -> None:
+        """Save the containers that a kernel may change."""
+        restart = self.request.restart
+        if restart.state is not None:
+            save_changed(restart.state, planned.fused, self.table, planned.values)
+            if restart.is_repeated:
+                restart.state.check_repetition()
 
     def _passed(
         self, fused: JacobianKernel, outer: Mapping[Key, View]
@@ -301,7 +238,7 @@ class Session:
             if isinstance(key, FirstOrderArray):
                 passed.append(tangents.first_order.array(key))
             elif isinstance(key, LaunchArray):
-                passed.append(self._target.array(fused, key))
+                passed.append(self.target.array(fused, key))
             elif key in outer:
                 array, give_back = tangents.arrays.borrow(outer[key], is_covered=is_covered)
                 passed.append(array)
@@ -319,55 +256,9 @@ class Session:
             passed.append(self.request.block.first)
         return passed, after
 
-    def _save(self, fused: JacobianKernel, values: tuple[object, ...]) -> None:
-        """Save the containers that a kernel may change, and compare the arrays that it reads with the run before."""
-        restart = self.request.restart
-        if restart.state is not None:
-            save_changed(restart.state, fused, self.table, values)
-            if restart.is_repeated:
-                restart.state.check_repetition()
-        if restart.record is not None:
-            restart.record.arrays(fused.primal, fused.facts.read_arguments, values)
-
-    @contextlib.contextmanager
-    def undone(self) -> Iterator[tuple[State, set[Key]]]:
-        """Within the context, what launches store is saved in a state, and put back at the end, with its tangents.
-
-        Gives the state, and the set of the containers that are written.
-        """
-        request, state, before, written = self.request, State(), self.accesses.written, set[Key]()
-        kept, own = self._kept, dict[Key, np.ndarray]()
-        self.request = replace(request, restart=Restart(state))
-        self.accesses.written, self._kept = written, own
-        try:
-            yield state, written
-        finally:
-            for key in written:
-                self.tangents.clear(key, self.tangents.rows(key))
-            for key, rows in own.items():
-                self.tangents.replace(key, rows)
-            before |= written  # in place: another solver's residual may be around this one
-            self.request, self.accesses.written, self._kept = request, before, kept
-            state.undo()
-
-    def keep(self, written: Iterable[Key]) -> None:
-        """Keep the tangents of what is about to be written, within ``undone``."""
-        kept = self._kept
-        if kept is None:
-            return
-        for key in written:
-            is_first = isinstance(key, (FieldKey, View)) and key not in kept and key not in self.accesses.written
-            if is_first and self.tangents.carries(key):
-                self.tangents.shadow(key)
-                kept[key] = np.array(self.tangents.values(key))
-
     def check_program(self) -> None:
         """Raise where the run began in another Taichi program."""
         check_same_program(self._program())
-
-    def end_pipeline(self) -> None:
-        """End the run of a pipeline."""
-        self._target.end_pipeline(self.request.energy and self.request.energy.key)
 
     def outputs(self) -> list[Any]:
         """The tangents of each output after the run, a row for each entry."""

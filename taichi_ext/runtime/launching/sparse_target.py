@@ -14,6 +14,7 @@ from taichi_ext.runtime.launching.tangents import DenseRows, Tangents
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import Shadow
 from taichi_ext.runtime.memory.state import State
+from taichi_ext.runtime.python.dual_numbers import ASKING, UNKNOWN
 from taichi_ext.runtime.sparse.matrices import Arithmetic
 from taichi_ext.runtime.sparse.rows import SparseRows
 from taichi_ext.runtime.sparse.streams import Saved, Streams, project
@@ -40,8 +41,8 @@ class SparseEntries(DenseRows):
         numbering: the columns.
         outputs: the containers that J has rows of.
         rows: the composed rows.
-        projection: how the blocks of a Hessian's elements are made positive semidefinite.
-        adjoints: derivatives with respect to the fields that an energy is computed from, by their keys.
+        of_energy: the sizes of the fields that an energy is computed from.
+        adjoints: derivatives with respect to these, by their keys.
 
     Attributes:
         launched: the last kernel.
@@ -49,27 +50,27 @@ class SparseEntries(DenseRows):
     """
 
     is_dense = False
+    has_numbers = False
 
     def __init__(
         self,
         numbering: SparseColumns,
         outputs: frozenset[Key],
         rows: SparseRows,
-        projection: str | None = None,
+        of_energy: Mapping[Any, int],
         adjoints: EnergyAdjoints | None = None,
     ) -> None:
-        self.numbering = numbering
+        self.numbering, self.of_energy = numbering, of_energy
         self._adjoints = adjoints and replace(adjoints, read=set())  # nothing is read yet in this run
         self.outputs = outputs
         self.sparse_rows = rows
         self.launched: JacobianKernel | None = None
         self.changes = 0
-        self._projection = projection
         self.is_symmetric = True
         self._left_out: dict[Key, object] = {}  # names of containers whose tangents are not kept
-        self._saved: list[
-            tuple[JacobianKernel, Mapping[Key, Key], Saved, int]
-        ] = []  # entries, and how many blocks to project
+
+    def open(self, tangents: Tangents, outputs: Sequence[object]) -> None:
+        """Nothing: entries are added as they come."""
 
     # --- containers
 
@@ -122,12 +123,6 @@ class SparseEntries(DenseRows):
         return SparseTarget(columns, frozenset(names.get(key, key) for key in self.outputs))
 
     def accept(self, fused: JacobianKernel, outer: Mapping[Key, Key], tangents: Tangents) -> None:
-        if self._projection is not None and not all(site.is_symmetric for site in fused.sites):
-            raise UnsupportedError(
-                f"project={self._projection!r} needs the block of each element, and which params a term reads is not "
-                "known where it is added to the energy: a local of it is set in a branch or loop. Add the term in the "
-                "branch or loop itself, or leave out project=."
-            )
         self._check_left_out(fused, outer, tangents)
         if self._adjoints is not None:
             self._check_intermediates(fused, self._adjoints)
@@ -191,20 +186,20 @@ class SparseEntries(DenseRows):
         if not fused.sites:
             return
         streams = Streams.of(fused)
-        if self._projection == "on_demand":
-            if streams.counts and any(fused is other for other, *_ in self._saved):
-                raise UnsupportedError(
-                    "project='on_demand' keeps the blocks of each launch, which is not possible where a kernel "
-                    "whose loops have bounds known at run time is launched twice. Use project='clamp'."
-                )
-            self._saved.append((fused, outer, streams.saved(), project(streams, "on_demand")))
-        elif self._projection is not None:
-            project(streams, self._projection)
         self._compose(streams, outer)
         self.is_symmetric = self.is_symmetric and streams.is_symmetric
 
     def _compose(self, streams: Streams, outer: Mapping[Key, Key]) -> None:
         self.sparse_rows.compose(streams.end(), lambda key: outer.get(key, key))
+
+    def number(self, tangents: Tangents, key: Key, row: int) -> tuple[Any, int | None]:
+        return UNKNOWN, None
+
+    def tells_moves(self, run: Any, cuts: Sequence[str], is_along_all: bool) -> bool:
+        return not run.has_unknown and all(name in ASKING for name in cuts)
+
+    def check_root(self, name: str) -> None:
+        check_sparse((f"{name} solves for unknowns, which depend on all params", True))
 
     def end_pipeline(self, energy: Key | None) -> None:
         def has_array(keys: Iterable[Key]) -> bool:
@@ -216,6 +211,39 @@ class SparseEntries(DenseRows):
             (reason, has_array((*self.numbering.sizes, *self.outputs))),
             ("the energy is an array that Python can change", isinstance(energy, View)),
         )
+
+
+class ProjectedEntries(SparseEntries):
+    """The entries of a Hessian whose blocks of elements are made positive semidefinite, in a way of ``Projection``."""
+
+    def __init__(self, projection: str, *entries: Any) -> None:
+        super().__init__(*entries)
+        self._projection = projection
+        self._saved: list[
+            tuple[JacobianKernel, Mapping[Key, Key], Saved, int]
+        ] = []  # entries, and how many blocks to project
+
+    def accept(self, fused: JacobianKernel, outer: Mapping[Key, Key], tangents: Tangents) -> None:
+        if not all(site.is_symmetric for site in fused.sites):
+            raise UnsupportedError(
+                f"project={self._projection!r} needs the block of each element, and which params a term reads is not "
+                "known where it is added to the energy: a local of it is set in a branch or loop. Add the term in the "
+                "branch or loop itself, or leave out project=."
+            )
+        super().accept(fused, outer, tangents)
+
+    def collect(self, fused: JacobianKernel, outer: Mapping[Key, Key]) -> None:
+        if fused.sites and self._projection != "on_demand":
+            project(Streams.of(fused), self._projection)
+        elif fused.sites:
+            streams = Streams.of(fused)
+            if streams.counts and any(fused is other for other, *_ in self._saved):
+                raise UnsupportedError(
+                    "project='on_demand' keeps the blocks of each launch, which is not possible where a kernel "
+                    "whose loops have bounds known at run time is launched twice. Use project='clamp'."
+                )
+            self._saved.append((fused, outer, streams.saved(), project(streams, "on_demand")))
+        super().collect(fused, outer)
 
     @property
     def indefinite(self) -> int:

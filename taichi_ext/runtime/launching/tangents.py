@@ -40,19 +40,34 @@ class PassedNumberError(DenseRowsError, UnsupportedError):
     """Python passes on a number that depends on params, in a run without rows of tangents for it."""
 
 
+def check_known(what: str, tangents: Iterable[object]) -> None:
+    """Raise where Python passes on numbers whose tangents are not known."""
+    if any(tangent is UNKNOWN for tangent in tangents):
+        raise PassedNumberError(what)
+
+
 class DenseRows:
     """The target of a dense J: its rows are the tangents of the outputs; nothing else is written.
+
+    A run asks its target, in this order, for ``block`` and ``open``; for each launch ``of_launch``, ``accept``,
+    ``array``, ``run`` and ``collect``; and for ``end_pipeline``.
 
     Args:
         places: for each output memory for its rows, or None.
     """
 
     is_dense = True
-    places: Sequence[Any] | None = None
+    has_numbers = True  # whether tangents are rows that numbers in Python can take with them
     changes = 0  # number of changes of the columns
+    of_energy: Mapping[Any, int] | None = None  # fields that an energy is computed from, where its terms are apart
 
     def __init__(self, places: Sequence[Any] | None = None) -> None:
-        self.places = places
+        self._places = places
+
+    def open(self, tangents: Tangents, outputs: Sequence[Placed]) -> None:
+        """Make room for the rows of the outputs."""
+        for output, place in zip(outputs, self._places or [None] * len(outputs), strict=True):
+            tangents.open(output, place)
 
     def block(self, block: ColumnBlock) -> ColumnBlock:
         """The columns of rows of tangents, from those of J."""
@@ -91,8 +106,43 @@ class DenseRows:
     def collect(self, fused: JacobianKernel, outer: Mapping[Key, Key]) -> None:
         """Take the entries that a launch has written."""
 
+    def number(self, tangents: Tangents, key: Key, row: int) -> tuple[Any, int | None]:
+        """The tangent of an entry that Python reads, and the column that it stands for, if any."""
+        carrier = tangents.carrier(key)
+        column, values = carrier.column(key, row), None
+        if column is not None:
+            values = tangents.columns.rows_of(column, 1)[0]
+        elif carrier.shadow is not None:
+            values = carrier.values(key)[row]
+        return np.zeros(tangents.columns.count) if values is None else np.array(values, np.float64), column
+
+    def tells_moves(self, run: Any, cuts: Sequence[str], is_along_all: bool) -> bool:
+        """Whether it is known how the numbers of a ``TracedRun`` move that has cuts by these operations.
+
+        ``is_along_all``: whether it had tangents along all params.
+        """
+        return is_along_all
+
+    def check_root(self, name: str) -> None:
+        """Raise where the unknowns of the solver of an equation cannot get tangents."""
+
     def end_pipeline(self, energy: Key | None) -> None:
         """Called when the run of a pipeline has ended, perhaps one that computes an energy."""
+
+
+class GradientRows(DenseRows):
+    """The target of a dense H: the rows of a gradient, whose own tangents are those of the first order."""
+
+    has_numbers = False
+
+    def number(self, tangents: Tangents, key: Key, row: int) -> tuple[Any, int | None]:
+        return UNKNOWN, None
+
+    def check_root(self, name: str) -> None:
+        raise UnsupportedError(
+            f"Second derivatives of {name}, the root of an equation, are not supported: they need those of its "
+            "residual along each tangent of its unknowns. Take differences of value_and_gradient instead."
+        )
 
 
 class FieldCarriers(dict[Key, Carrier]):
@@ -115,7 +165,6 @@ class Tangents:
         carriers: those of all but arrays, by key.
         arrays: those of arrays.
         first_order: those of the first order, in a run that gives second derivatives.
-        are_known: whether tangents are rows that numbers in Python can take with them.
         columns: the columns of the run.
     """
 
@@ -125,7 +174,6 @@ class Tangents:
         self.arrays = ArrayTangents(self.columns)
         self.first_order = FirstOrderTangents(request.energy, self.carriers, self.arrays)
         self._target = target
-        self.are_known = target.is_dense and request.energy is None
         for array in request.arrays:
             self.arrays.register(array)
         for seed in request.seeds:
@@ -134,11 +182,9 @@ class Tangents:
             self.carrier(seed.key).seeds[seed.key] = seed.first
         for seed in request.seeds if request.directions is not None else ():
             self.shadow(container_key(seed.key))
-        places = target.places or [None] * len(request.outputs)
-        for output, place in zip(request.outputs, places, strict=True) if target.is_dense else ():
-            self._open(output, place)
+        target.open(self, request.outputs)
 
-    def _open(self, output: Placed, place: Any) -> None:
+    def open(self, output: Placed, place: Any) -> None:
         """Make a container an output; its J is computed in ``place`` if that can hold it."""
         key = output.container
         if key in (RETURN, GRADIENT):
@@ -185,18 +231,6 @@ class Tangents:
         rows = self._target.rows(container_key(key))
         return self.carrier(key).values(key) if rows is None else rows
 
-    def row(self, key: Key, row: int) -> tuple[Any, int | None]:
-        """The tangent of an entry that Python reads, and the column that it stands for, if any."""
-        if not self.are_known:
-            return UNKNOWN, None
-        carrier = self.carrier(key)
-        column, values = carrier.column(key, row), None
-        if column is not None:
-            values = self.columns.rows_of(column, 1)[0]
-        elif carrier.shadow is not None:
-            values = carrier.values(key)[row]
-        return np.zeros(self.columns.count) if values is None else np.array(values, np.float64), column
-
     def along(self, key: View, direction: np.ndarray) -> np.ndarray | None:
         """The tangents of an array times a direction; None if it has none, NaN where they are not known."""
         if not self.carries(key):
@@ -206,8 +240,7 @@ class Tangents:
 
     def store_row(self, key: Key, rows: Any, tangent: Any) -> None:
         """Set the tangents of entries that Python has stored a number with a tangent to."""
-        if tangent is UNKNOWN:
-            raise PassedNumberError("Python stores a number that depends on params")
+        check_known("Python stores a number that depends on params", [tangent])
         shadow = self.shadow(key)
         self.columns.changes += shadow.is_fresh
         shadow.set_rows(rows, tangent)
@@ -306,16 +339,15 @@ def save_stored(state: State, table: FieldTable, obj: Any, fields: Callable[[], 
 
 
 class FirstOrderTangents:
-    """The tangents of the first order by container; there are none if ``energy`` is None.
+    """The tangents of the first order by container; there are none where no energy is differentiated twice.
 
     Args:
-        energy: the energy to differentiate twice, by the keys of the run.
+        energy: that energy, by the keys of the run.
         carriers: of tangents, and of those of tangents of the first order.
     """
 
-    def __init__(self, energy: EnergyTarget | None, carriers: FieldCarriers, arrays: ArrayTangents) -> None:
+    def __init__(self, energy: EnergyTarget, carriers: FieldCarriers, arrays: ArrayTangents) -> None:
         self._energy = energy
-        self._starts: Mapping[Key, int] = {} if energy is None else energy.starts
         self._carriers, self._arrays = carriers, arrays
         self._shadows: dict[GradientKey, Shadow] = {}
         self._outer: Mapping[Key, Key] = {}  # the keys of the run by those of the launch
@@ -327,14 +359,14 @@ class FirstOrderTangents:
 
     def containers(self) -> list[Key]:
         owners = (key.of for key in self._shadows if not isinstance(key.of, (Scratch, Whole)))
-        return [self._energy.key if of == GRADIENT.of and self._energy else of for of in owners]
+        return [self._energy.key if of == GRADIENT.of else of for of in owners]
 
     def has(self, container: Key) -> bool:
         return bool(self._shadows) and self.key(container) in self._shadows
 
     def key(self, container: Key) -> GradientKey:
         """The key of the first-order tangents of a container."""
-        return GRADIENT if self._energy is not None and container == self._energy.key else GradientKey(container)
+        return GRADIENT if container == self._energy.key else GradientKey(container)
 
     def outer_key(self, key: Any) -> Any:
         """The key in the run for a gradient key of a launch; other keys are unchanged."""
@@ -348,35 +380,30 @@ class FirstOrderTangents:
         kept = [(of, c.role(of)) for of, c in kept if not isinstance(of, Scratch)]
         return {GradientKey(names.get(of, of)): role for of, role in kept}
 
-    def carried(self, names: Mapping[Key, Key]) -> frozenset[Key]:
-        """The containers that have tangents of the first order, by the keys of a launch."""
-        if not self._shadows:
-            return frozenset()
-        return frozenset(names.get(c, c) for c in self.containers() if not isinstance(c, View) or c in names)
-
-    def target(self, names: Mapping[Key, Key]) -> EnergyTarget | None:
+    def target(self, names: Mapping[Key, Key]) -> EnergyTarget:
         """The energy by the keys of a launch.
 
         Raises:
             UnsupportedError: arrays share a part of their memory, and one of them has tangents of the first order.
         """
-        if self._energy is None:
-            return None
         known = self._views()
-        for view in (key for key in names if isinstance(key, View)):
+        for view in (key for key in names if known and isinstance(key, View)):
             is_own = self._arrays.region(view).role(view).first_column is not None
             if not is_own and any(view != other and view.overlaps(other) for other in known):
                 raise UnsupportedError(
                     "Two arrays share a part of their memory, and one of them depends on params. Second derivatives "
                     "need arrays of their own: pass copies, or one array that holds both."
                 )
-        key, starts = self._energy.key, self._energy.starts
-        starts = {names.get(key, key): first for key, first in starts.items()}
-        return replace(self._energy, key=names.get(key, key), starts=starts, carried=self.carried(names))
+        energy = self._energy
+        if not names and not self._shadows:
+            return energy
+        starts = {names.get(key, key): first for key, first in energy.starts.items()}
+        carried = frozenset(names.get(c, c) for c in self.containers() if not isinstance(c, View) or c in names)
+        return replace(energy, key=names.get(energy.key, energy.key), starts=starts, carried=carried)
 
     def _views(self) -> set[View]:
         """The arrays that have tangents of the first order, or are parameters."""
-        return {key for key in (*self.containers(), *self._starts) if isinstance(key, View)}
+        return {key for key in (*self.containers(), *self._energy.starts) if isinstance(key, View)}
 
     def accept(self, fused: JacobianKernel, outer: Mapping[Key, Key]) -> None:
         """Prepare for a launch; tangents of scratch memory are new in each launch."""
@@ -416,11 +443,11 @@ class FirstOrderTangents:
         key = self.key(container)
         first = self._shadows.get(key)
         if first is None:
-            if self._energy is None or container not in self._starts:
+            if container not in self._energy.starts:
                 return
             info = self._arrays.infos[container] if isinstance(container, View) else self._carriers[container]
             first = self._shadows[key] = Shadow(info.name, info.size, self._energy.columns, info.dtype)
-            first.set_identity(self._starts[container])
+            first.set_identity(self._energy.starts[container])
         first.is_fresh = False
         first.clear_rows(rows)
         carrier = self._carriers.get(key)
@@ -504,7 +531,7 @@ class Request:
     strategy: str = "auto"  # how tangents of locals are stored
     watch: Any = None  # observer of the values that kernels compute
     restart: Restart = field(default_factory=Restart)  # see ``Restart``
-    energy: EnergyTarget | None = None  # the energy to differentiate twice, by the keys of this run
+    energy: EnergyTarget = field(default_factory=EnergyTarget)  # to differentiate twice, by the keys of this run
 
     @property
     def params(self) -> dict[Key, Label | str]:
