@@ -1,7 +1,9 @@
 """Long simulations in little memory: what is kept, which snapshots are placed, and that the gradient is the same."""
 
 import functools
+import gc
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -65,6 +67,24 @@ def test_the_gradient_is_the_same_to_the_bit(chain, kept):
     assert how.peak <= 2 * state_bytes + kept * STEP_BYTES
     assert how.repeated > 0
     assert how.snapshots
+
+
+def test_what_a_run_keeps_is_freed_at_its_end(chain):
+    """Nothing of it waits for the garbage collector, which does not see how much memory arrays take."""
+    run, _, _, c, loss, reset = chain
+    reset()
+    prepared = Prepared(run, [c], [loss], (200,))
+    prepared.products(None, (200,))
+    gc.disable()
+    tracemalloc.start()
+    try:
+        prepared.products(None, (200,))
+        left, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert peak > 200 * STEP_BYTES
+    assert left < peak / 5
 
 
 @pytest.mark.sweep

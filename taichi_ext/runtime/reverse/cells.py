@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
+from taichi_ext.cached import cached_property
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.runtime.memory.regions import Regions, View
-from taichi_ext.runtime.memory.shadows import numpy_dtype
+from taichi_ext.runtime.memory.shadows import available_memory, numpy_dtype
 from taichi_ext.runtime.memory.state import State
 
+UNIT_SHARE = 4  # of the memory, that the log of one unit of a run takes, and what is recorded
 Box = tuple[int, ...]  # the first indices of the entries of a field or array that are meant; () for all
 
 
@@ -251,20 +253,25 @@ class Log:
         others: arrays, and entries and parts of the layout of fields, that no kernel had used when Python changed them.
         keeps_first: whether the run can be undone.
         whole: takes a copy of each cell before it is written next; None for none.
-        room: the memory that values of stages may take; None if none are recorded any more.
-        recorded: that they take.
+        is_recording: whether values of stages are recorded.
+        recorded: the memory that they take.
+        max_memory: bytes that may be kept; half of the free memory if None.
     """
 
-    def __init__(self, *, keeps_first: bool) -> None:
-        self.nbytes = 0
+    def __init__(self, *, keeps_first: bool, max_memory: float | None = None) -> None:
+        self.nbytes, self.max_memory = 0, max_memory
         self.keeps_first = keeps_first
         self.others = State()
         self.is_keeping = True
         self.whole: dict[Cell, Copy] | None = None
         self.first: dict[Cell, Copy] = {}
         self.first_nbytes = 0
-        self.room: Callable[[], float] | None = None
-        self.recorded = 0
+        self.is_recording, self.recorded = True, 0
+
+    @cached_property
+    def limit(self) -> float:
+        """The most bytes that are kept."""
+        return available_memory() / 2 if self.max_memory is None else self.max_memory
 
     def want(self, cell: Cell, boxes: Iterable[Box]) -> None:
         """The way back will read these parts as they are now."""
@@ -273,7 +280,7 @@ class Log:
 
     def records(self, nbytes: int) -> bool:
         """Whether a stage may record values that take so much memory; they count then."""
-        is_one = self.is_keeping and self.room is not None and self.recorded + nbytes <= self.room()
+        is_one = self.is_keeping and self.is_recording and self.recorded + nbytes <= self.limit / UNIT_SHARE
         self.recorded += nbytes * is_one
         return is_one
 

@@ -111,10 +111,10 @@ class Reverse:
         total = cotangents[0].shape[1] if cotangents else 0
         width = max(1, -(-total // max(1, -(-total // min(MOST_ROWS, most or MOST_ROWS)))))
         is_undoable = run.kernel is None or restores or check is not None
-        cells, log = Cells(self._table), Log(keeps_first=is_undoable)
+        cells, log = Cells(self._table), Log(keeps_first=is_undoable, max_memory=max_memory)
         if request.directions is not None:
             cells.dots = CellAdjoints(cells, request.directions.shape[1])
-        schedule = Schedule(cells, log, max_memory)
+        schedule = Schedule(cells, log)
         forward = Forward(request, self._kernels, schedule, width, known)
         if run.kernel is None and (restores or known is not None):  # it runs again
             for array in reachable_arrays(run.function, run.args):

@@ -18,14 +18,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from taichi_ext.cached import cached_property
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.runtime.memory.shadows import available_memory
 from taichi_ext.runtime.reverse.backward import Backward
-from taichi_ext.runtime.reverse.cells import Cell, Cells, Copy, Log
+from taichi_ext.runtime.reverse.cells import UNIT_SHARE, Cell, Cells, Copy, Log
 from taichi_ext.runtime.reverse.history import Event, LaunchEvent, ReadEvent
 
-_SHARE = 4  # of the memory, that the log of one unit takes
 _ENDLESS = 1 << 30  # the level of the state at the start
 _LITTLE = 1 << 20  # bytes that are kept without asking how much memory is free
 
@@ -55,7 +52,6 @@ class Schedule:
 
     Args:
         log: copies of what is overwritten.
-        max_memory: bytes for the log and snapshots; half of the free memory if None.
 
     Attributes:
         events: in their order.
@@ -64,11 +60,10 @@ class Schedule:
         most: the largest number of snapshots at one time.
     """
 
-    def __init__(self, cells: Cells, log: Log, max_memory: float | None) -> None:
+    def __init__(self, cells: Cells, log: Log) -> None:
         self.cells, self.log = cells, log
         self.events: list[Event] = []
         self.peak = self.repeated = self.most = 0
-        self._max_memory = max_memory
         self._starts = [0]  # of the units, by event
         self._sizes = [0]  # of the logs of units; those of units that are no longer kept are 0
         self._accounted = 0  # the sum of these
@@ -80,11 +75,6 @@ class Schedule:
         self._largest_event = 0  # bytes that one event has added to the log
         self._is_long = False  # whether the present unit should end
         self._is_held = False
-        log.room = lambda: self._limit / _SHARE
-
-    @cached_property
-    def _limit(self) -> float:
-        return available_memory() / 2 if self._max_memory is None else self._max_memory
 
     # --- the run forward
 
@@ -124,25 +114,25 @@ class Schedule:
         self._sizes[-1] += grown
         self._largest_event = max(self._largest_event, grown)
         self._longest = max(self._longest, self._sizes[-1])
-        if self._note() < _LITTLE and self._max_memory is None:
+        if self._note() < _LITTLE and self.log.max_memory is None:
             return
-        self._is_long = self._sizes[-1] > self._limit / _SHARE
+        self._is_long = self._sizes[-1] > self.log.limit / UNIT_SHARE
         self._make_room(self._largest_event)
         state, longest = self.log.first_nbytes, self._longest
         need = 2 * state + longest if self._kept else state + longest
-        if self._kept_bytes() > self._limit and need > self._limit:
-            raise InvalidArgumentError(_TOO_LITTLE.format(self._limit, need, state, longest))
+        if self._kept_bytes() > self.log.limit and need > self.log.limit:
+            raise InvalidArgumentError(_TOO_LITTLE.format(self.log.limit, need, state, longest))
 
     def _make_room(self, size: int) -> None:
         """Forget what stages have recorded, then logs of earlier units, until there is room for what comes."""
-        if self.log.recorded and self._kept_bytes() + size > self._limit:
+        if self.log.recorded and self._kept_bytes() + size > self.log.limit:
             for event in self.events:
                 if isinstance(event, LaunchEvent):
                     event.recordings.clear()
-            self.log.recorded, self.log.room = 0, None
-        while self._kept_bytes() + size > self._limit and self._kept < len(self._starts) - 1:
+            self.log.recorded, self.log.is_recording = 0, False
+        while self._kept_bytes() + size > self.log.limit and self._kept < len(self._starts) - 1:
             self._drop_log()
-        while self._kept and self._kept_bytes() > self._limit and self._expendable():
+        while self._kept and self._kept_bytes() > self.log.limit and self._expendable():
             self._snapshots.remove(self._expendable()[0])
 
     def _expendable(self) -> list[Snapshot]:
@@ -196,7 +186,7 @@ class Schedule:
 
     def _slots(self, size: int) -> int:
         """How many snapshots the memory has room for, beside the state at the start and the log of a unit."""
-        room = self._limit - self.log.first_nbytes - self._longest - self._largest_event
+        room = self.log.limit - self.log.first_nbytes - self._longest - self._largest_event
         return int(max(1, room // max(1, size)))
 
     def _note(self) -> int:
