@@ -107,8 +107,9 @@ def program_of(
     if target.order == 1:
         return KernelProgram(program)
     energy = next((c for c, info in infos.items() if info.key == target.key), None)
-    seeds = _first_order_seeds(program, launch, target, energy, infos, constants)
-    sums = seeds.use.sums
+    has_energy = target.key == RETURN or energy is not None
+    sums = energy_sums(program, energy) if target.adds_terms and has_energy else None
+    seeds = _first_order_seeds(program, launch, target, sums, infos, constants)
     differentiated, left_out = differentiate(program, seeds), frozenset[Container]()
     if launch.sparse is not None:
         read = {c: infos[c] for c in read_containers(program.body) if c in infos}
@@ -131,32 +132,27 @@ def program_of(
         is_gradient=True,
         mirrored=own if target.is_mirrored and launch.block.count == target.columns else None,
         adjoints=adjoints,
-        ignored=left_out | (frozenset() if launch.is_repeated else _needless(result, launch, energy, sums)),
+        ignored=left_out | (frozenset() if launch.is_repeated else _needless(result, energy, sums)),
         unneeded=None if target.has_gradient else own,
     )
 
 
-def _needless(
-    program: Program, launch: Launch, energy: Container | None, sums: EnergySums | None
-) -> frozenset[Container | Local]:
+def _needless(program: Program, energy: Container | None, sums: EnergySums | None) -> frozenset[Container | Local]:
     """The energy and the locals that it is a sum of, where only the tangents of its gradient are read."""
-    needless = set[Container | Local]() if energy is None or energy in read_containers(program.body) else {energy}
-    if sums is not None and (energy is not None or launch.wants_return):
-        needless |= energy_sums(program, sums.container).weights.keys()
-    return frozenset(needless)
+    locals_ = () if sums is None else energy_sums(program, energy).weights
+    return frozenset({energy, *locals_} - read_containers(program.body) - {None})
 
 
 def _first_order_seeds(
     program: Program,
     launch: Launch,
     target: EnergyTarget,
-    energy: Container | None,
+    sums: EnergySums | None,
     infos: dict[Container, ContainerInfo],
     constants: Constants | None,
 ) -> DifferentiationRequest:
     """The request for the gradient; where the energy is a sum, its terms are differentiated by themselves."""
-    has_energy, written = energy is not None or target.key == RETURN, written_containers(program.body)
-    sums = energy_sums(program, energy) if target.adds_terms and has_energy else None
+    written = written_containers(program.body)
     intermediates = frozenset(c for c, info in infos.items() if info.key in target.intermediates and c in written)
     if intermediates and sums is None:
         sums = EnergySums(None, type_of(target.dtype), {})

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +32,9 @@ from taichi_ext.program.keys import RETURN, VALUES, Key, Scratch, SumKey, Versio
 from taichi_ext.runtime.launching.session import KernelTable
 from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
 from taichi_ext.runtime.memory.state import State
+
+_Kind = tuple[Callable[[], RowSpace], type[DenseForm]]
+_OF_HESSIANS: dict[str, _Kind] = {use: (EnergyGradient, HessianForm) for use in ("hessian", "hvp", "projected")}
 
 
 class Plan:
@@ -64,7 +68,7 @@ class Plan:
         # a strong reference would keep the program's threads and memory after ti.init
         self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
         if options.chunk_size is not None:
-            self.evaluation(self.prepared, call)  # raises if columns cannot be assigned
+            self.evaluation(self.prepared, call).column_count()  # raises if columns cannot be assigned
 
     def _end(self) -> None:
         """The program has ended: drop its arrays, and everything that ``source`` and ``explain()`` do not need.
@@ -116,8 +120,8 @@ class Plan:
         with backend.exclusive:
             self.follow_layout(call)
             self._follow_constants(call)
-            if self.prepared.rules_version != registry.version:
-                self.prepared.rules_version, self.prepared.has_no_adjoint = registry.version, ""
+            if self.prepared.rules_seen != registry.version:
+                self.prepared.has_no_adjoint = ""
         prepared = self.prepared if watch is None else replace(self.prepared, fused=KernelTable())
         return self.evaluation(
             prepared, call, as_matrix=as_matrix, out=out, state=state, watch=watch, progress=progress
@@ -126,13 +130,11 @@ class Plan:
     @staticmethod
     def evaluation(prepared: Prepared, call: KernelCall, *, as_matrix: bool = False, **options: Any) -> Evaluation:
         """One call, with the subject and the form that its use needs."""
-        use, format = prepared.question.use, prepared.format
-        is_energy = use in USES and use != "gradient"
-        subject = EnergyGradient() if is_energy else RowSpace(warns_of_zeros=use not in USES)
-        dense = DenseForm if prepared.question.options.mode == "forward" else RowsOrColumns
-        dense = HessianForm if is_energy else dense
-        form = dense(as_matrix=as_matrix) if format is None else SparseForm(as_matrix=as_matrix)
-        return Evaluation(prepared, call, subject, form, **options)
+        use, mode = prepared.question.use, prepared.question.options.mode
+        plain = partial(RowSpace, warns_of_zeros=use not in USES), DenseForm if mode == "forward" else RowsOrColumns
+        subject, dense = _OF_HESSIANS.get(use, plain)
+        form = dense if prepared.format is None else SparseForm
+        return Evaluation(prepared, call, subject(), form(as_matrix=as_matrix), **options)
 
     def follow_layout(self, call: KernelCall) -> None:
         """Build kernels again after a field tree was destroyed; raise if the tree held a field of this call."""

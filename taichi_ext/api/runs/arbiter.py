@@ -74,17 +74,19 @@ class Arbiter:
 
     Attributes:
         trace: takes the numbers of the runs with tangents.
+        is_over: whether it has judged, and the run begins again.
         python: numbers of Python before the run; None if it only launches kernels.
     """
 
     def __init__(self, call: KernelCall, layout: Layout, directions: np.ndarray | None) -> None:
+        self.is_over = False
         self._call, self._params = call, [p for p in layout.params if p.target.variable is None]
         dtypes: list[Any] = [backend.default_type(float), *(p.dtype for p in self._params if p.dtype is not None)]
         self._precision = max(float(np.finfo(numpy_dtype(t)).eps) for t in dtypes)
         sizes = np.zeros(layout.count)  # of the steps
         for p in self._params:
-            is_dense = not isinstance(p.target.field, backend.Field) or backend.is_dense(p.target.field)
-            sizes[p.columns] = _sizes(self._values(p).reshape(-1), is_dense)
+            has_all = not isinstance(p.target.field, backend.Field) or backend.is_dense(p.target.field)
+            sizes[p.columns] = _sizes(self._values(p).reshape(-1), has_all)
         sizes *= max(self._precision**_STEP, _LEAST_STEP)
         count = layout.count if directions is None else directions.shape[1]
         signs = np.random.default_rng(1).choice([-1.0, 1.0], count)
@@ -103,6 +105,10 @@ class Arbiter:
         self.trace = Trace(along, sees_arrays=is_free, known=known)
         if is_free and any(is_host_array(self._call.value(p.target)) for p in self._params):
             self.trace.note_read()  # Python may read a parameter before any kernel does
+
+    def end(self, stores: Mapping[int, np.ndarray]) -> None:
+        """Judge no more; in the runs that follow, Python stores these entries, though their numbers are the same."""
+        self.trace, self.is_over = Trace(stores=stores), True
 
     def _values(self, p: Placed) -> np.ndarray:
         """A copy of the current value of a parameter."""
@@ -393,10 +399,10 @@ def _subject(event: TraceEvent, entries: np.ndarray) -> str:
     return f"A number {event.use}"
 
 
-def _sizes(values: np.ndarray, is_dense: bool) -> np.ndarray:
+def _sizes(values: np.ndarray, has_all: bool) -> np.ndarray:
     """For each entry of a parameter a length to move it by; 0 for entries that may not be there, and most of these."""
     sizes = np.where(np.isfinite(values), np.abs(values.astype(np.float64)), 0.0)
-    if is_dense:
+    if has_all:
         typical = float(np.median(sizes[sizes > 0])) if sizes.any() else 1.0
         return np.where(np.isfinite(values), np.where(sizes > 0, sizes, typical), 0.0)
     others = np.flatnonzero(sizes)

@@ -79,13 +79,15 @@ class Evaluation:
     said: set[object] = field(default_factory=set[object])  # the warnings of the call so far
     returned: Any = field(default=None, init=False)  # the return value of the kernel or function in the last run
     _arbiter: Arbiter | None = field(default=None, init=False)
-    _stores: dict[int, np.ndarray] | None = field(default=None, init=False)  # of numbers that were there already
 
     def __post_init__(self) -> None:
-        self.given_state, self.least_runs = self.state, self.prepared.blocks  # runs that all columns take at least
-        chunk_size = self.prepared.question.options.chunk_size
-        if chunk_size is not None:
-            self.least_runs = max(self.least_runs, -(-self.column_count() // chunk_size))
+        self.given_state = self.state
+
+    @cached_property
+    def least_runs(self) -> int:
+        """How many runs all columns take at least."""
+        most = self.prepared.question.options.chunk_size or max(1, self.column_count())
+        return max(1, -(-self.column_count() // most), self.prepared.runs.get(self.sizes, 1))
 
     @cached_property
     def log(self) -> RunLog:
@@ -296,25 +298,23 @@ class Evaluation:
 
     def _trace(self, first: int, count: int) -> Trace | None:
         """What takes the numbers that the Python code of a pipeline passes on, in the first call of its kind."""
-        trace = None
-        if self._stores is not None:
-            trace = Trace(stores=self._stores)
-        elif not self.is_judged or self.prepared.stores_to_arrays:
-            if self._arbiter is None or not first:
-                self._arbiter = Arbiter(self.call, self.layout, self.directions)
-            trace = self._arbiter.trace
-        if trace is not None:
-            trace.begin(first, count)
-        return trace
+        if self._arbiter is None or not (first or self._arbiter.is_over):
+            is_needed = not self.is_judged or self.prepared.stores_to_arrays
+            self._arbiter = Arbiter(self.call, self.layout, self.directions) if is_needed else None
+        if self._arbiter is None:
+            return None
+        self._arbiter.trace.begin(first, count)
+        return self._arbiter.trace
 
     def _judge(self, target: DenseRows, cuts: Iterable[tuple[str, str, int]]) -> None:
         """Warn of derivatives that the Python code of a pipeline loses, in the first call of its kind.
 
         ``cuts``: where Python takes something of numbers that has no derivative.
         """
-        prepared, arbiter, self._arbiter = self.prepared, self._arbiter, None
-        if arbiter is None or self.state is None:
+        prepared, arbiter = self.prepared, self._arbiter
+        if arbiter is None or arbiter.is_over or self.state is None:
             return
+        self._arbiter = None
         known = prepared.judged.get(self.path)
         if known is not None and not (known.seen and arbiter.is_doubtful(known)):
             return
@@ -328,7 +328,8 @@ class Evaluation:
         if findings.seen or self.path not in prepared.judged:
             prepared.judged[self.path] = findings if known is None else known.plus(findings)
         if findings.equal:
-            self._stores = findings.equal
+            self._arbiter = arbiter
+            arbiter.end(findings.equal)
             raise StoresFoundError
 
     def judge_along(self) -> ArrayStores:
@@ -392,7 +393,7 @@ class Evaluation:
         limit = self.prepared.question.options.max_memory
         if limit is not None:
             return limit
-        has_fit = self.least_runs == 1 and self.sizes in self.prepared.sizes_that_fit
+        has_fit = self.least_runs == 1 and self.sizes in self.prepared.runs
         return math.inf if has_fit else available_memory() / 2
 
     # --- checks
@@ -471,8 +472,7 @@ class DenseForm:
                 parts.clear()
                 evaluation.state = evaluation.state or State()  # of one kernel, which has not been launched
                 evaluation.least_runs *= 2
-                prepared.blocks = max(prepared.blocks, evaluation.least_runs)
-        prepared.sizes_that_fit[evaluation.sizes] = True
+        prepared.runs[evaluation.sizes] = evaluation.least_runs
         if evaluation.least_runs == 1 and evaluation.form.keeps_launch:
             kernels = list(prepared.fused.values()) if evaluation.is_repeatable else []
             prepared.replay = Replay.of_field(kernels, evaluation.layout)

@@ -185,17 +185,15 @@ class Prepared:
     question: JacobianProblem  # the quantity to compute
     fields: FieldTable  # the fields that the kernels use
     fused: KernelTable = field(default_factory=KernelTable)  # the kernels with tangents
-    blocks: int = 1  # the least number of runs for all columns
-    sizes_that_fit: dict[Hashable, bool] = field(default_factory=_KNOWN)  # shapes of arguments, in free memory
+    runs: dict[Hashable, int] = field(default_factory=_KNOWN)  # how many all columns have taken, by shapes of arguments
     judged: dict[Hashable, ArrayStores] = field(default_factory=_KNOWN)  # what an ``Arbiter`` has seen, by ``path``
     has_host_arrays: bool = False  # whether kernels of a pipeline read arrays that Python may have stored to
     is_checked: bool = False  # whether a run has shown that every parameter is read and every output written
-    rules_seen: Hashable = None  # the version of the registry at the last check of its marks
+    rules_seen: Hashable = None  # the version of the registry at the last check of a run
     replay: Replay | None = None  # the fast path for a repeated launch, where there is one
     sparse: SparseChoices = field(default_factory=SparseChoices)  # how entries are computed
     reverse: Reverse | None = None  # the kernels of reverse mode
     has_no_adjoint: str = ""  # why rows are not computed by reverse mode; empty if they are
-    rules_version: Hashable = None  # of the registry, with which that is known
     is_reverse: bool | None = None  # whether rows of J are computed, where that has been chosen by estimate
     mode: str = ""  # which mode was chosen, and why
 
