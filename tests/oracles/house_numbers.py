@@ -52,7 +52,7 @@ def functions_that_descend() -> tuple[list[str], list[str]]:
 
 MODES = {"sparse", "is_sparse", "is_dense", "writer", "numbering", "energy", "gradient", "use.sums", "projection"}
 MODES |= {"is_again", "is_lowered", "is_reverse", "is_energy", "has_rows_of_outputs", "is_direct"}
-MODES |= {"all_in_rows", "has_numbers", "may_begin_again"}  # facts that a mode sets
+MODES |= {"all_in_rows", "has_dual_numbers", "may_begin_again"}  # facts that a mode sets
 WITH_MODES = ("engine", "launches", "differentiate", "api", "runtime.launching")
 
 

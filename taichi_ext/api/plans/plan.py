@@ -34,7 +34,7 @@ from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
 from taichi_ext.runtime.memory.state import State
 
 _Kind = tuple[Callable[[], RowSpace], type[DenseForm]]
-_OF_HESSIANS: dict[str, _Kind] = {use: (EnergyGradient, HessianForm) for use in ("hessian", "hvp", "projected")}
+_OF_HESSIANS: dict[str, _Kind] = dict.fromkeys(("hessian", "hvp", "projected"), (EnergyGradient, HessianForm))
 
 
 class Plan:

@@ -248,7 +248,7 @@ class PipelineSession(Session):
     def wants_return(self, kernel: backend.Kernel) -> bool:
         """Whether Python gets the numbers that a kernel returns with their tangents."""
         dtype = None
-        if kernel.return_type is not None and self.target.has_numbers:
+        if kernel.return_type is not None and self.target.has_dual_numbers:
             dtype = backend.return_dtype(kernel)
         return dtype is not None and backend.is_real(dtype)
 

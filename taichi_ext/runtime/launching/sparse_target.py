@@ -50,7 +50,7 @@ class SparseEntries(DenseRows):
     """
 
     is_dense = False
-    has_numbers = False
+    has_dual_numbers = False
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ class DenseRows:
     """
 
     is_dense = True
-    has_numbers = True  # whether tangents are rows that numbers in Python can take with them
+    has_dual_numbers = True  # whether tangents are rows that numbers in Python can take with them
     changes = 0  # number of changes of the columns
     of_energy: Mapping[Any, int] | None = None  # fields that an energy is computed from, where its terms are apart
 
@@ -133,7 +133,7 @@ class DenseRows:
 class GradientRows(DenseRows):
     """The target of a dense H: the rows of a gradient, whose own tangents are those of the first order."""
 
-    has_numbers = False
+    has_dual_numbers = False
 
     def number(self, tangents: Tangents, key: Key, row: int) -> tuple[Any, int | None]:
         return UNKNOWN, None
