@@ -32,7 +32,6 @@ class Fixed:
     def __init__(self, given: object, shapes: Shapes) -> None:
         self._masks = [flags.reshape(-1) for flags in _bools(given, shapes)]
         self.mask = np.concatenate(self._masks)
-        self._places: dict[tuple[int, int], _Places] = {}
 
     def __bool__(self) -> bool:
         return bool(self.mask.any())
@@ -51,33 +50,22 @@ class Fixed:
 
         A block is a new array only if it lacks a diagonal entry, which no term of the energy has.
         """
-        return [[self._mask_block(block, (m, n)) for n, block in enumerate(row)] for m, row in enumerate(blocks)]
+        return [[self._mask_block(block, m, n) for n, block in enumerate(row)] for m, row in enumerate(blocks)]
 
-    def _mask_block(self, block: Any, pair: tuple[int, int]) -> object:
-        places = self._places.get(pair)
-        if places is None or block.indptr is not places.pattern[0] or block.indices is not places.pattern[1]:
-            places = self._places[pair] = _Places(block, self._masks[pair[0]], self._masks[pair[1]])
-        block.data[places.zeros] = 0.0
-        if pair[0] != pair[1]:
+    def _mask_block(self, block: Any, m: int, n: int) -> object:
+        counts, fixed = np.diff(block.indptr), np.flatnonzero(self._masks[m])
+        in_rows = np.repeat(self._masks[m], counts)
+        block.data[in_rows | self._masks[n][block.indices]] = 0.0
+        if m != n:
             return block
-        block.data[places.ones] = 1.0
-        if len(places.ones) < self._masks[pair[0]].sum():
-            missing = self._masks[pair[0]].copy()
-            missing[block.indices[places.ones]] = False
-            diagonal = np.flatnonzero(missing)
-            ones = np.ones(len(diagonal), block.dtype)
-            block = block + scipy_sparse().csr_array((ones, (diagonal, diagonal)), shape=block.shape)
+        entries, rows = np.flatnonzero(in_rows), np.repeat(fixed, counts[fixed])
+        is_diagonal = block.indices[entries] == rows
+        block.data[entries[is_diagonal]] = 1.0
+        missing = np.setdiff1d(fixed, rows[is_diagonal])
+        if len(missing):
+            ones = np.ones(len(missing), block.dtype)
+            block = block + scipy_sparse().csr_array((ones, (missing, missing)), shape=block.shape)
         return block
-
-
-class _Places:
-    """Where a block has the entries of fixed rows and columns, found once for each pattern."""
-
-    def __init__(self, block: Any, rows: np.ndarray, columns: np.ndarray) -> None:
-        self.pattern = (block.indptr, block.indices)
-        at = np.repeat(np.arange(block.shape[0], dtype=np.int32), np.diff(block.indptr))
-        self.zeros = np.flatnonzero(rows[at] | columns[block.indices])
-        self.ones = self.zeros[at[self.zeros] == block.indices[self.zeros]]
 
 
 def _bools(given: object, shapes: Shapes) -> list[np.ndarray]:

@@ -110,7 +110,6 @@ class SiteSlots:
         return numbers.reshape(-1)
 
 
-PART = 1 << 18  # count of numbers processed in one pass, to save memory
 LONG = 1 << 15  # count of numbers from which threads share the work
 LENGTHS = (12, 6, 4, 3, 2)  # of vectors in which entries may be contiguous
 
@@ -161,16 +160,14 @@ def block_of(
     *,
     may_be_in_place: bool,
 ) -> PatternBlock:
-    """The CSR arrays for numbers at the places ``row * columns + column``, of which some are kept.
-
-    The places are overwritten.
-    """
+    """The CSR arrays for numbers at the places ``row * columns + column``, of which some are kept."""
     width, dtype = max(1, shape[1]), np.int32 if max(*shape, len(key)) < 2**31 else np.int64
     if may_be_in_place and kept.all() and (len(key) < 2 or (key[1:] > key[:-1]).all()):
         return PatternBlock(_row_starts(key, shape, dtype), (key % width).astype(dtype), None, None, shape, has_rows)
     numbers = None if kept.all() else np.flatnonzero(kept)
     key = key if numbers is None else key[numbers]
-    order, key = _sorted(key, max(1, shape[0]) * width)
+    order = np.argsort(key, kind="stable")
+    key = key[order]
     is_first = np.ones(len(key), bool)
     is_first[1:] = key[1:] != key[:-1]
     starts = np.flatnonzero(is_first).astype(dtype)
@@ -195,23 +192,6 @@ def _row_starts(key: np.ndarray, shape: tuple[int, int], dtype: Any) -> np.ndarr
     indptr = np.zeros(shape[0] + 1, dtype)
     np.cumsum(np.bincount(key // max(1, shape[1]), minlength=shape[0]), out=indptr[1:])
     return indptr
-
-
-def _sorted(key: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """The places of keys below ``end`` in ascending order, equal ones as they come, and the keys in that order."""
-    bits = len(key).bit_length()
-    if end.bit_length() + bits > 63:
-        order = np.argsort(key, kind="stable")
-        return order, key[order]
-    order = np.empty(len(key), np.int32 if bits < 32 else np.int64)  # keys and places in one number: sorted in place
-    key <<= bits
-    for first in range(0, len(key), PART):
-        key[first : first + PART] |= np.arange(first, min(first + PART, len(key)))
-    key.sort()
-    for first in range(0, len(key), PART):
-        order[first : first + PART] = key[first : first + PART] & ((1 << bits) - 1)
-    key >>= bits
-    return order, key
 
 
 def _comes_together(order: np.ndarray, ends: np.ndarray, length: int) -> bool:
