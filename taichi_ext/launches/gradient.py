@@ -107,7 +107,7 @@ def program_of(
     if target.order == 1:
         return KernelProgram(program)
     energy = next((c for c, info in infos.items() if info.key == target.key), None)
-    has_energy = target.key == RETURN or energy is not None
+    has_energy = target.key in {RETURN, *(info.key for info in infos.values())}
     sums = energy_sums(program, energy) if target.adds_terms and has_energy else None
     seeds = _first_order_seeds(program, launch, target, sums, infos, constants)
     differentiated, left_out = differentiate(program, seeds), frozenset[Container]()
@@ -208,7 +208,7 @@ def _check_rows(
     Returns:
         The containers that have such tangents, which nothing reads.
     """
-    left_out = {what for what, _ in first.shadows if isinstance(what, Container) and what is not energy}
+    left_out = {what for what, _ in first.shadows if isinstance(what, Container)} - {energy}
     others = (what for what, _ in first.shadows if not isinstance(what, Container))
     intermediates = {c.name: read[c] for c in left_out if c in read}
     reason = FROM_INTERMEDIATES.format(", ".join(intermediates), "the same kernel")

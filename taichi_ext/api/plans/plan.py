@@ -66,7 +66,7 @@ class Plan:
         question = JacobianProblem(param_targets, output_targets, rebuild_params, rebuild_outputs, options, use)
         self.prepared = Prepared(question=question, fields=FieldTable(call.labels))
         # a strong reference would keep the program's threads and memory after ti.init
-        self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
+        self._program = _program_until(self._end)
         if options.chunk_size is not None:
             self.evaluation(self.prepared, call).column_count()  # raises if columns cannot be assigned
 
@@ -220,7 +220,7 @@ class Jacobian:
     def _begin(self, plan: Plan, call: KernelCall, progress: bool | None) -> None:
         check_progress(progress)
         self._plan, self._call, self._progress = plan, call, progress
-        self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
+        self._program = _program_until(self._end)
         self._last = threading.local()  # values that value() needs, of this thread's last call
 
     def __repr__(self) -> str:
@@ -353,15 +353,15 @@ def _check_place() -> None:
         )
 
 
-def _call_if_alive(reference: weakref.WeakMethod[Callable[[], None]]) -> Callable[[object], None]:
-    """A callback that calls a method without keeping its object alive."""
+def _program_until(end: Callable[[], None]) -> Callable[[], object]:
+    """A weak reference to the program, whose end calls a method if its object is alive."""
+    method = weakref.WeakMethod(end)
 
-    def call(_: object) -> None:
-        method = reference()
-        if method is not None:
-            method()
+    def ended(_: object) -> None:
+        if (call := method()) is not None:
+            call()
 
-    return call
+    return weakref.ref(backend.program(), ended)
 
 
 def _only(values: Sequence[object]) -> object:

@@ -16,7 +16,7 @@ from taichi_ext.api.inputs.options import Options
 from taichi_ext.api.inputs.results import Layout
 from taichi_ext.api.runs.arbiter import ArrayStores
 from taichi_ext.cached import Bounded
-from taichi_ext.launches import GRADIENT, FirstOrderArray, JacobianKernel
+from taichi_ext.launches import GRADIENT, JacobianKernel
 from taichi_ext.program.keys import Key, SiteArray
 from taichi_ext.runtime.launching.session import KernelTable, is_repeatable
 from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
@@ -48,9 +48,8 @@ class Replay:
 
     layout: Layout
     fused: JacobianKernel  # the kernel
-    tangents: dict[Key, _Tangents]  # the tangents that it takes; for a dense J, J alone
+    tangents: dict[Key, _Tangents]  # those that it takes, for a dense J, J alone; and the gradient beside H
     kept: dict[Key, Any]  # memory of the kernel itself, by key
-    gradients: list[_Tangents]  # that of an energy, which the launch adds up beside H
     _repeated: backend.RepeatedLaunch | None = None
     _changing: list[tuple[int, Key]] = field(default_factory=list)  # positions and keys of the arrays that are not kept
 
@@ -60,15 +59,14 @@ class Replay:
     ) -> Replay | None:
         """A launch; None if the kernel takes more than these tangents, of this shape and type, and its own memory."""
         scratch = {key: shadow.array for key, shadow in fused.memory.scratch.items()}
-        known = (
-            key in tangents or key in scratch or isinstance(key, (SiteArray, FirstOrderArray)) for key in fused.shadows
-        )
-        first_order = [array.info for array in fused.first_order]
-        if backend.stores_by_column() or not all(known) or any(info.key != GRADIENT for info in first_order):
-            return None
         given = {key: _Tangents(*kind, key in fused.facts.covered) for key, kind in tangents.items()}
-        gradients = [_Tangents((max(1, i.size),), numpy_dtype(i.dtype), is_covered=False) for i in first_order]
-        return Replay(layout, fused, given, scratch, gradients)
+        for array in fused.first_order:
+            given[array.name] = _Tangents((max(1, array.info.size),), numpy_dtype(array.info.dtype), is_covered=False)
+        is_known = all(key in given or key in scratch or isinstance(key, SiteArray) for key in fused.shadows)
+        has_others = any(array.info.key != GRADIENT for array in fused.first_order)
+        if backend.stores_by_column() or not is_known or has_others:
+            return None
+        return Replay(layout, fused, given, scratch)
 
     @staticmethod
     def of_field(kernels: list[JacobianKernel], layout: Layout) -> Replay | None:
@@ -126,16 +124,10 @@ class Replay:
         """Compose the rows of a launch that is current, see ``dense``; returns the gradient of an energy."""
         streams = Streams.of(self.fused)
         streams.begin()
-        gradients = [gradient.new() for gradient in self.gradients]
-
-        def array(key: Key) -> object:
-            if isinstance(key, SiteArray):
-                return streams.array(key)
-            return gradients[0] if isinstance(key, FirstOrderArray) else self.tangents[key].new()
-
-        self._launch(args, array)
+        arrays = {key: given.new() for key, given in self.tangents.items()}
+        self._launch(args, lambda key: streams.array(key) if isinstance(key, SiteArray) else arrays[key])
         rows.compose(streams.end(), lambda key: key)
-        return gradients
+        return [arrays[array.name] for array in self.fused.first_order]
 
 
 # The state shared by the calls of one Jacobian.

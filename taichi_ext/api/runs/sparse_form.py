@@ -83,7 +83,6 @@ class SparseForm(DenseForm):
                 if not intermediates and not _put_in_rows(evaluation):
                     sparse.dense_reason = reason
             except StoresFoundError:
-                evaluation.restore()
                 continue
             except OverBudgetError:
                 reason = sparse.dense_reason = (
@@ -123,7 +122,7 @@ class SparseForm(DenseForm):
         prepared, subject, replay = evaluation.prepared, evaluation.subject, evaluation.prepared.replay
         if replay is None or not _is_simple(evaluation) or prepared.sparse.of_energy:
             return None
-        if bool(replay.gradients) != subject.has_gradient or not replay.is_current:
+        if bool(replay.fused.first_order) != subject.has_gradient or not replay.is_current:
             return None
         prepared.sparse.arithmetic.begin()
         rows = SparseRows(replay.layout.sizes, prepared.sparse.arithmetic)
