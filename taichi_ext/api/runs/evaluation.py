@@ -40,7 +40,7 @@ from taichi_ext.runtime.launching.trace import Trace
 from taichi_ext.runtime.memory.shadows import OverBudgetError, available_memory
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import Run, saying_once, warn_at_user
-from taichi_ext.runtime.python.reached import PythonNumbers, flags_of
+from taichi_ext.runtime.python.reached import PythonState, flags_of
 from taichi_ext.stages import Stages
 
 _MOST_PATHS = 8  # of one pipeline, from which on flags outside of its arguments do not count
@@ -212,7 +212,7 @@ class Evaluation:
 
     def new_state(self) -> State:
         """What keeps all that a run changes; numbers of Python are changed by pipelines alone."""
-        return State(PythonNumbers(self.call.function, self.call.args) if self.call.kernel is None else None)
+        return State(PythonState(self.call.function, self.call.args) if self.call.kernel is None else None)
 
     def restore(self, reason: str = "", advice: str = "") -> None:
         """Put everything back as it was before the run: why there is another one, and how to avoid it."""

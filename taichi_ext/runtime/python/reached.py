@@ -1,15 +1,17 @@
-"""What a Python function can access, found without running it: its arrays, and numbers, which can be put back."""
+"""What a Python function can access, found without running it: its arrays, and the state of Python, to be put back."""
 
 from __future__ import annotations
 
+import argparse
 import collections
 import gc
 import inspect
 import random
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from functools import partial
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Set
+from functools import cached_property, lru_cache, partial
 from itertools import filterfalse
 from typing import Any
 
@@ -19,8 +21,8 @@ from taichi_ext import backend
 from taichi_ext.labels import is_library_module, names_in_code, outside_names
 from taichi_ext.runtime.python.dual_numbers import is_dual, plain_number
 
-_DEEPEST = 4  # containers in containers
-_SIMPLE = (int, float, str, bytes, types.ModuleType, type)
+_DEEPEST = 8  # containers in containers
+_SIMPLE = (int, float, str, bytes)
 _OPEN = (types.FunctionType, types.MethodType)
 _LIBRARIES = (backend.RUNTIME.name, "taichi_ext", "numpy", "torch", "scipy")
 
@@ -30,7 +32,7 @@ def reachable_arrays(function: object, args: object) -> Iterator[object]:
 
     Those in lists, tuples, dicts and objects with attributes are found too, and those of functions that it calls.
     """
-    arrays = filter(backend.is_array, _reached((args, function), set()))
+    arrays = filter(backend.is_array, _reached((args, function), set(), _items))
     return (a for a in arrays if not isinstance(a, backend.Ndarray) and not getattr(a.dtype, "hasobject", False))
 
 
@@ -50,7 +52,7 @@ def flags_of(function: Any) -> tuple[object, ...]:
 def reachable(function: object, args: object) -> Set[int]:
     """The identities of the objects among which ``reachable_arrays`` looks for arrays."""
     seen: set[int] = set()
-    collections.deque(_reached((args, function), seen), maxlen=0)
+    collections.deque(_reached((args, function), seen, _items), maxlen=0)
     return seen
 
 
@@ -59,7 +61,8 @@ def forget_tangents(result: Any, function: object, args: object) -> Any:
 
     Returns the result of the function, also without tangents.
     """
-    for value in filterfalse(backend.is_array, _reached((result, function, args), set(), is_all=False)):
+    reached = _reached((result, function, args), set(), partial(_items, is_all=False))
+    for value in filterfalse(backend.is_array, reached):
         holder = value if isinstance(value, (list, dict)) else getattr(value, "__dict__", None)
         if isinstance(holder, (list, dict)) and not isinstance(value, _OPEN):
             for key, inner in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
@@ -75,23 +78,28 @@ def _plain(value: Any) -> Any:
     return plain_number(value)
 
 
-def _reached(values: Iterable[Any], seen: set[int], depth: int = 0, *, is_all: bool = True) -> Iterator[Any]:
-    """The values and what they lead to: arrays, and other objects, which are ``seen`` once; see ``_items``."""
-    for value in values:
-        if id(value) in seen or depth > _DEEPEST or isinstance(value, _SIMPLE):
+def _reached(values: Iterable[Any], seen: set[int], items: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+    """The values and what they lead to by ``items``: arrays, and other objects, which are ``seen`` once."""
+    todo = collections.deque((value, 0) for value in values)
+    while todo:
+        value, depth = todo.popleft()
+        if id(value) in seen or isinstance(value, _SIMPLE):
             continue
         yield value
         if not backend.is_array(value):
             seen.add(id(value))
-            yield from _reached(_items(value, is_all), seen, depth + 1, is_all=is_all)
+            if depth < _DEEPEST:
+                todo.extend((item, depth + 1) for item in items(value))
 
 
-def _items(value: Any, is_all: bool) -> Iterable[object]:
+def _items(value: Any, is_all: bool = True) -> Iterable[object]:
     """The objects within an object that may be arrays, or hold some.
 
     ``is_all``: also those in slots and in objects of C, and what functions name in modules and classes.  Caches of
     ``functools`` are such objects: the numbers in them keep their tangents, for a warning in the next run.
     """
+    if isinstance(value, (type, types.ModuleType)):
+        return ()
     if isinstance(value, (list, tuple)):
         return list(value)
     if isinstance(value, dict):
@@ -129,73 +137,168 @@ def _named_in(names: Set[str], owners: list[object]) -> list[object]:
     return every
 
 
-# Numbers that Python changes, which another run has to begin with.
+# What Python changes, which another run has to begin with.
 
-_NUMBERS = {bool, int, float, np.float64}
-_MOST_ITEMS = 4096  # of a list whose numbers are put back
-_States = list[tuple[Callable[[Any], object], Any]]  # with functions that put them back
+_LISTS = (list, bytearray, array)
+_CONTAINERS = (tuple, frozenset, list, set, collections.deque)
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace, backend.Struct)
+_WRAPPERS = (partial, property, staticmethod, classmethod, cached_property, types.CellType, types.MethodType)
+_Cached = type(lru_cache(len))
+_Undoing = Iterator[Callable[[], object]]
+_NOTHING = object()
 
 
-class PythonNumbers:
-    """The random generators of libraries, and the numbers and generators that a function can access, as they were."""
+class PythonState:
+    """What a function can access, as it was: attributes, variables, containers, generators of random numbers, caches.
 
-    def __init__(self, function: object, args: object) -> None:
+    ``before``: other objects.
+    """
+
+    def __init__(self, function: object, args: object, before: Iterable[object] = ()) -> None:
         self._of = function, args
-        states: _States = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
+        self._objects = [*_reached((args, function, *before), set(), _contents)]
+        states: list[Any] = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
         torch = sys.modules.get("torch")
         if torch is not None:
             states.append((torch.set_rng_state, torch.get_rng_state()))
-        for value in _reached((args, function), set(), is_all=False):
-            if isinstance(value, random.Random):
-                states.append((value.setstate, value.getstate()))
-            elif isinstance(value, np.random.Generator):
-                states.append((partial(setattr, value.bit_generator, "state"), value.bit_generator.state))
-            elif isinstance(value, types.FunctionType):
-                states += _of_variables(value)
-            elif isinstance(value, dict):
-                states.append(_numbers_in(value, value))
-            elif isinstance(value, list) and len(value) <= _MOST_ITEMS:
-                states.append(_numbers_in(value, dict(enumerate(value))))
-            elif hasattr(value, "__dict__") and not is_library_module(type(value).__module__):
-                items = [item for part in type(value).__mro__ for item in vars(part).items()]
-                methods = [item for _, item in items if isinstance(item, types.FunctionType)]
-                states += [state for method in methods for state in _of_variables(method)]
-                items = [*reversed(items), *vars(value).items()]  # of its class at first
-                states.append(_numbers_in(vars(value), dict(items)))
-        self._states = states
+        self._undo = [partial(put_back, state) for put_back, state in states]
+        self._undo += [undo for value in self._objects for undo in _undoing(value)]
 
-    def as_now(self) -> PythonNumbers:
-        """The same ones, as they are now."""
-        return PythonNumbers(*self._of)
+    def as_now(self) -> PythonState:
+        """The same, as it is now."""
+        return PythonState(*self._of, self._objects)
 
     def undo(self) -> None:
-        """Put them back."""
-        for put_back, state in self._states:
-            put_back(state)
+        """Put it back."""
+        for undo in self._undo:
+            undo()
 
 
-def _of_variables(function: types.FunctionType) -> _States:
-    """The numbers in the variables of closures and modules that a function uses."""
-    cells = [cell for cell in function.__closure__ or () if type(_contents(cell)) in _NUMBERS]
-    known = function.__globals__
-    named = {name: known[name] for name in names_in_code(function.__code__) & known.keys()}
-    return [*((partial(setattr, cell, "cell_contents"), _contents(cell)) for cell in cells), _numbers_in(known, named)]
+def _contents(value: Any) -> Iterable[object]:
+    """The objects within a container, or one that is the user's."""
+    if isinstance(value, _Cached):
+        return (value.__wrapped__,)
+    if isinstance(value, _WRAPPERS):
+        return gc.get_referents(value)
+    if isinstance(value, types.FunctionType):
+        if not _is_users(value):
+            return ()
+        named = _named_in(names_in_code(value.__code__), [item for _, item in outside_names(value)])
+        defaults = *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
+        return *named, *defaults, *(value.__closure__ or ()), *vars(value).values()
+    if isinstance(value, type):
+        return (*vars(value).values(), *value.__bases__) if _is_users(value) else ()
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, _CONTAINERS) else ()
+    if not _has_attributes(value):
+        return tuple(items)
+    slots = [getattr(value, name, None) for name in _slots_of(value)]
+    return *items, type(value), *getattr(value, "__dict__", {}).values(), *slots
 
 
-def _contents(cell: Any) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
+def _undoing(value: Any) -> _Undoing:
+    """Functions that put back what an object itself holds."""
+    if isinstance(value, _Cached):
+        yield partial(_empty, value, value.cache_info().misses)
+    elif isinstance(value, (random.Random, np.random.RandomState)):
+        is_numpy = isinstance(value, np.random.RandomState)
+        yield partial(value.set_state, value.get_state()) if is_numpy else partial(value.setstate, value.getstate())
+    elif isinstance(value, np.random.Generator):
+        yield partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    elif isinstance(value, backend.Matrix) and isinstance(value.entries, np.ndarray):
+        yield partial(np.copyto, value.entries, value.entries.copy())
+    elif isinstance(value, types.CellType):
+        yield partial(_put_back_cell, value, gc.get_referents(value))
+    elif isinstance(value, types.FunctionType):
+        if _is_users(value):
+            names = names_in_code(value.__code__)
+            modules = filter(inspect.ismodule, _named_in(names, [item for _, item in outside_names(value)]))
+            spaces = [value.__globals__, *(vars(m) for m in modules if not is_library_module(m.__name__))]
+            yield from (_undoing_names(lambda: names, s.get, s.__setitem__, s.__delitem__) for s in spaces)
+            yield _undoing_attributes(vars(value))
+    elif isinstance(value, type):
+        if _is_users(value):
+            space = vars(value)
+            yield _undoing_names(lambda: list(space), space.get, partial(setattr, value), partial(delattr, value))
+    else:
+        if isinstance(value, dict):
+            yield partial(_put_back_items, value, dict(value))
+        elif isinstance(value, _LISTS):
+            yield partial(_put_back_list, value, value[:])
+        elif isinstance(value, (set, collections.deque)):
+            yield partial(_put_back_set, value, list(value))
+        if _has_attributes(value):
+            yield _undoing_attributes(getattr(value, "__dict__", {}))
+            set_plainly, delete_plainly = partial(object.__setattr__, value), partial(object.__delattr__, value)
+            yield _undoing_names(partial(_slots_of, value), partial(getattr, value), set_plainly, delete_plainly)
 
 
-def _numbers_in(holder: Any, items: Mapping[Any, object]) -> tuple[Callable[[Any], object], Any]:
-    return partial(_put_numbers, holder), {key: item for key, item in items.items() if type(item) in _NUMBERS}
+def _is_users(value: Any) -> bool:
+    """Whether a class or function is the user's, and no kernel."""
+    is_kernel = backend.primal_kernel(value) is not None or backend.taichi_func(value) is not None
+    return not is_kernel and not is_library_module(backend.module_of(value))
 
 
-def _put_numbers(holder: Any, numbers: Mapping[Any, object]) -> None:
-    """Put numbers back where there still are some."""
-    now = dict(enumerate(holder)) if isinstance(holder, list) else holder
-    for key, number in numbers.items():
-        if isinstance(now.get(key), (int, float)) and now[key] is not number:
-            holder[key] = number
+def _has_attributes(value: object) -> bool:
+    """Whether the attributes of an object are the user's."""
+    return isinstance(value, _NAMESPACES) or _is_users(type(value))
+
+
+def _slots_of(value: object) -> list[str]:
+    items = [item for part in type(value).__mro__ if "__slots__" in vars(part) for item in vars(part).items()]
+    return [name for name, item in items if isinstance(item, types.MemberDescriptorType)]
+
+
+def _undoing_attributes(space: dict[str, object]) -> Callable[[], object]:
+    return _undoing_names(lambda: list(space), space.get, space.__setitem__, space.__delitem__)
+
+
+def _undoing_names(
+    names: Callable[[], Iterable[str]],
+    get: Callable[[str, object], object],
+    put: Callable[[str, object], object],
+    delete: Callable[[str], object],
+) -> Callable[[], object]:
+    """A function that puts back what some names stand for; those that were not there are deleted."""
+    before = {name: get(name, _NOTHING) for name in names()}
+
+    def undo() -> None:
+        for name in {*before, *names()}:
+            value = before.get(name, _NOTHING)
+            if get(name, _NOTHING) is not value:
+                delete(name) if value is _NOTHING else put(name, value)
+
+    return undo
+
+
+def _put_back_list(value: Any, before: Any) -> None:
+    if not _are_same(value, before):
+        value[:] = before
+
+
+def _put_back_set(value: Any, before: list[object]) -> None:
+    if not _are_same(value, before):
+        value.clear()
+        (value.update if isinstance(value, set) else value.extend)(before)
+
+
+def _put_back_items(value: dict[Any, Any], before: dict[Any, Any]) -> None:
+    if not (_are_same(value, before) and _are_same(value.values(), before.values())):
+        value.clear()
+        value.update(before)
+
+
+def _are_same(some: Any, others: Any) -> bool:
+    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
+
+
+def _put_back_cell(cell: types.CellType, before: list[object]) -> None:
+    if before:
+        cell.cell_contents = before[0]
+    elif gc.get_referents(cell):
+        del cell.cell_contents
+
+
+def _empty(cached: Any, misses: int) -> None:
+    """Empty a cache that has changed: what is in it may have come with changes elsewhere."""
+    if cached.cache_info().misses != misses:
+        cached.cache_clear()
