@@ -3,12 +3,15 @@
 The derivative of each program is known from central differences of plain runs.
 """
 
+import collections
 import functools
 import itertools
 import json
 import random
+import types
 import warnings
 from collections import namedtuple
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -410,15 +413,15 @@ def test_numbers_that_python_rounds_to_float32_move_with_the_params(scene, produ
 
 
 def test_only_the_first_call_of_a_prepared_form_runs_again(scene):
-    runs = []
-    pipeline = lambda: (runs.append(1), scene.square(), scene.add(scene.y[0]))
+    runs = SimpleQueue()
+    pipeline = lambda: (runs.put(1), scene.square(), scene.add(scene.y[0]))
     plan = Jacobian(pipeline, scene.x, scene.s)
     scene.reset()
     plan()
-    assert len(runs) == 3  # with moved params, and as they are
+    assert runs.qsize() == 3  # with moved params, and as they are
     for _ in range(3):
         plan()
-    assert len(runs) == 6
+    assert runs.qsize() == 6
 
 
 def test_pipelines_that_pass_nothing_on_run_once(scene):
@@ -472,60 +475,6 @@ def test_numbers_that_differ_from_run_to_run(scene, use, said):
         jacobian(Counter(scene).run, scene.x, scene.s, args=(use,))
 
 
-calls = 0
-
-
-class Counters:
-    """Counts calls in all kinds of places."""
-
-    by_class = 1
-
-    def __init__(self):
-        self.by_attribute, self.by_name, self.by_place, self.words = 0.0, {"n": 0, "word": "n"}, [0, "n"], ["n"]
-        self.numpy, self.python, count = np.random.default_rng(1), random.Random(1), 0
-
-        def in_closure():
-            nonlocal count
-            count += 1
-            return count
-
-        self.in_closure = in_closure
-
-    def count(self):
-        global calls
-        calls += 1
-        self.by_class += 1
-        self.by_attribute += 0.5
-        self.by_name["n"] += 1
-        self.by_place[0] += 1
-        numbers = calls, self.by_class, self.by_attribute, self.by_name["n"], self.by_place[0], self.in_closure()
-        return [*numbers, self.numpy.standard_normal(), self.python.gauss(0.0, 1.0)]
-
-
-@pytest.mark.parametrize(
-    "product",
-    [jacobian, lambda f, x, s: vjp(f, x, s, np.ones(1)), lambda f, x, s: hvp(f, x, AT, s)],
-    ids=["jacobian", "vjp", "hvp"],
-)
-def test_numbers_and_generators_of_python_are_as_after_one_run(scene, product):
-    def run(owner, seen):
-        seen.append(owner.count())
-        scene.square()
-        scene.add(scene.y[0] + 0.01 * sum(seen[-1]))
-
-    global calls
-    seen, calls, owner = [], 0, Counters()
-    scene.reset()
-    with no_warnings(DerivativeWarning):
-        product(lambda: run(owner, seen), scene.x, scene.s)
-        run(owner, seen)
-    wanted, calls, owner = [], 0, Counters()
-    for _ in range(2):
-        run(owner, wanted)
-    assert len(seen) > 2
-    assert seen == [wanted[0]] * (len(seen) - 1) + [wanted[1]]
-
-
 def test_a_counter_times_a_dual_number_is_right(scene):
     scene.reset()
     with no_warnings():
@@ -533,20 +482,103 @@ def test_a_counter_times_a_dual_number_is_right(scene):
     assert_allclose(J[0] / J[0, 1], [1 + 2 * AT.sum() / AT[0], 1.0, 1.0])
 
 
-@pytest.mark.parametrize("options", [{}, {"mode": "reverse"}, {"chunk_size": 1}], ids=["forward", "reverse", "chunks"])
-def test_a_start_that_a_flag_makes_once_is_made_in_every_run_of_a_call(scene, options):
-    def pipeline(state):
-        if not state.is_ready:
-            scene.square()
-            state.is_ready = True
+class Slots:
+    __slots__ = ("used",)
+
+
+named = None
+
+
+def first_by_name():
+    global named
+    before, named = named, 1
+    return before is None
+
+
+class Memos:
+    shared, made = {}, 0
+
+    def __init__(self):
+        self.flag, self.count, self.list, self.dict, self.set = False, 0, [], {}, set()
+        self.deque, self.vector, self.slots = collections.deque([2, 1, 0]), ti.Vector([0.0, 0.0]), Slots()
+        self.numpy, self.python = np.random.default_rng(1), random.Random(1)
+        self.inner, self.cached = (
+            types.SimpleNamespace(of=({"a": [[]]},)),
+            functools.cache(lambda: self.dict.update(a=1)),
+        )
+
+
+MEMOS = {  # how a pipeline notes that it has done something, which it does again in another run
+    "flag": lambda m: not m.flag and not setattr(m, "flag", "done"),
+    "new attribute": lambda m: not hasattr(m, "new") and not setattr(m, "new", None),
+    "counter": lambda m: setattr(m, "count", m.count + 1) or m.count == 1,
+    "list": lambda m: not m.list and not m.list.append(0),
+    "entry": lambda m: "a" not in m.dict and not m.dict.update(a=0),
+    "set": lambda m: 1 not in m.set and not m.set.add(1),
+    "deque": lambda m: m.deque.pop() == 0,
+    "class": lambda m: not Memos.made and not setattr(Memos, "made", "yes"),
+    "dict of a class": lambda m: not m.shared and not m.shared.update(a=0),
+    "vector": lambda m: m.vector[1] == 0.0 and not m.vector.fill(1.0),
+    "slot": lambda m: not hasattr(m.slots, "used") and not setattr(m.slots, "used", True),
+    "global": lambda m: first_by_name(),
+    "generator": lambda m: m.python.random() == random.Random(1).random(),
+    "generator of numpy": lambda m: m.numpy.random() == np.random.default_rng(1).random(),
+    "deep": lambda m: not m.inner.of[0]["a"][0] and not m.inner.of[0]["a"][0].append(0),
+    "cache": lambda m: m.cached() or m.dict.pop("a", 0),
+}
+AGAIN = {
+    "forward": lambda f, x, s: jacobian(f, x, s),
+    "reverse": lambda f, x, s: jacobian(f, x, s, mode="reverse"),
+    "blocks": lambda f, x, s: jacobian(f, x, s, chunk_size=1),
+    "csr": lambda f, x, s: jacobian(f, x, s, format="csr").toarray(),
+    "hessian": lambda f, x, s: hessian(f, x, s, chunk_size=1),
+    "hvp": lambda f, x, s: hvp(f, x, np.eye(3), s),
+}
+
+
+@pytest.mark.filterwarnings("error::taichi_ext.DerivativeWarning", "ignore:.* was prepared")
+@pytest.mark.mostly_sweep(
+    *("list-reverse", "entry-blocks", "set-hessian", "new attribute-reverse", "deque-csr", "cache-reverse"),
+    *("slot-hvp", "dict of a class-forward", "global-reverse", "generator-blocks"),
+)
+@pytest.mark.parametrize("product", AGAIN)
+@pytest.mark.parametrize("memo", MEMOS)
+def test_what_a_pipeline_does_once_it_does_in_every_run_of_a_call(scene, memo, product):
+    def pipeline():
+        for _ in range(2):
+            if MEMOS[memo](memos):
+                scene.square()
         scene.add(scene.y[0] + 1)
 
-    state = type("", (), {"is_ready": False})()
+    if product == "csr":
+        pytest.importorskip("scipy.sparse")
+    global named
+    memos, Memos.made, named = Memos(), 0, None
+    Memos.shared.clear()
     scene.reset()
-    with no_warnings():
-        J = jacobian(pipeline, scene.x, scene.s, args=(state,), **options)
-    assert state.is_ready
-    assert_allclose(J[0], AT[0] ** 2 + 1 + np.array([2 * AT[0] * AT.sum(), 0.0, 0.0]))
+    found = AGAIN[product](pipeline, scene.x, scene.s)
+    mixed = 2 * AT[0] * np.eye(3)[0]
+    H = 2 * AT.sum() * np.diag(np.eye(3)[0]) + mixed + mixed[:, None]
+    J = AT[0] ** 2 + 1 + mixed * AT.sum()
+    assert_allclose(np.squeeze(found), H if product in ("hessian", "hvp") else J)
+    assert not MEMOS[memo](memos) or memo == "cache"  # it is left as by one run
+
+
+@pytest.mark.parametrize("product", [*AGAIN][1:])
+def test_what_cannot_be_put_back_is_said(scene, product):
+    def pipeline():
+        if next(counts) == 0:
+            scene.square()
+        scene.add(scene.y[0] + 1)
+
+    counts = itertools.count()
+    if product == "csr":
+        pytest.importorskip("scipy.sparse")
+    scene.reset()
+    with pytest.raises((DerivativeWarning, InvalidArgumentError), match="Python's state differs between them"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DerivativeWarning)
+            AGAIN[product](pipeline, scene.x, scene.s)
 
 
 @pytest.mark.parametrize("mode", [None, "reverse"])
@@ -601,9 +633,11 @@ def test_warnings_that_are_errors(scene):
 
 def test_a_kernel_that_does_not_compile_again(scene):
     """The reason is the user's line and what is wrong there, without Taichi's own frames."""
-    factors = [2.0]
+    counts = iter([1])
 
     def pipeline():
+        factors = [2.0] * next(counts, 0)
+
         @ti.kernel
         def scale(c: ti.f64):
             for i in scene.y:
@@ -611,7 +645,6 @@ def test_a_kernel_that_does_not_compile_again(scene):
 
         scene.square()
         scale(float(scene.y[0]))
-        factors.pop()
 
     scene.reset()
     with pytest.warns(DerivativeWarning, match="cannot be run again") as caught:
@@ -625,10 +658,10 @@ def test_a_kernel_that_does_not_compile_again(scene):
 
 def test_numbers_that_are_only_compared_take_no_run_with_tangents(scene):
     """In reverse mode: the run, one with params that are moved, and the run whose way back it is."""
-    runs = []
+    runs = SimpleQueue()
 
     def pipeline(factor=1.0):
-        runs.append(random.random())
+        runs.put(random.random())
         scene.square()
         while scene.y[0] < 0.0:
             scene.square()
@@ -638,8 +671,8 @@ def test_numbers_that_are_only_compared_take_no_run_with_tangents(scene):
     with no_warnings():
         (gradient,) = vjp(pipeline, [scene.x], [scene.s], [np.ones(1)])
     assert_allclose(gradient, 1.0)
-    assert len(runs) == 3
-    assert len(set(runs)) == 1
+    assert runs.qsize() == 3
+    assert len({runs.get() for _ in range(3)}) == 1
     scene.reset()
     with pytest.warns(DerivativeWarning, match="passed to .*add depends on the params"):
         vjp(lambda: pipeline(float(scene.x[0])), [scene.x], [scene.s], [np.ones(1)])
@@ -698,6 +731,7 @@ def test_a_cache_that_keeps_numbers_of_an_earlier_run(scene):
         plan = Jacobian(pipeline, scene.x, scene.s)
         with no_warnings():
             J = plan()
+            assert_allclose(plan(), J)  # runs that compare leave the cache empty
         with pytest.warns(DerivativeWarning, match="an earlier run of a pipeline has left"):
             assert not np.allclose(plan(), J)
 

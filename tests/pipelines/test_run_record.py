@@ -63,8 +63,7 @@ class Scene:
         return target
 
     def swap(self):
-        self.swapped.reverse()
-        return self.swapped
+        return self.swapped[:: 1 if next(self.counter) % 2 else -1]
 
 
 @ti.data_oriented

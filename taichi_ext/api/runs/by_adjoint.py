@@ -28,7 +28,6 @@ from taichi_ext.runtime.memory.shadows import check_dense
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
 from taichi_ext.runtime.python.dual_numbers import saying_once, warn_at_user
 from taichi_ext.runtime.python.reached import reachable
-from taichi_ext.runtime.python.run_record import RunRecord
 from taichi_ext.runtime.reverse.forward import Forward
 from taichi_ext.runtime.reverse.reverse import CotangentProducts, Reverse
 
@@ -214,13 +213,14 @@ def energy_products(
     width = equal_parts(total, min(most or MOST_DIRECTIONS, MOST_DIRECTIONS))
     plain = replace(evaluation, subject=RowSpace(warns_of_zeros=False), state=evaluation.given_state)
     start = evaluation.new_state() if total > width else State()
-    record = RunRecord() if evaluation.call.kernel is None and total > width else None
     for first in range(0, total, width):
         start.undo()
         block = directions[:, first : first + width]
         padded = np.pad(block, ((0, 0), (0, width - block.shape[1])))
         with plain.whole():
-            both = _value_and_products(plain, subject.moved(padded), restores=first + width < total, record=record)
+            both = _value_and_products(
+                plain, subject.moved(padded), restores=first + width < total, is_part=total > width
+            )
         evaluation.returned = plain.returned
         if both is None:
             return None
@@ -259,7 +259,7 @@ def _value_and_products(
     directions: np.ndarray | None = None,
     *,
     restores: bool = False,
-    record: RunRecord | None = None,
+    is_part: bool = False,
 ) -> tuple[Any, CotangentProducts] | None:
     """The only output, and its gradient, differentiated along directions."""
     prepared, call = evaluation.prepared, evaluation.call
@@ -272,7 +272,7 @@ def _value_and_products(
     ones = [np.ones((1, 1), dtype) for _, dtype in evaluation.output_shapes()]
     after = keep if is_restored else None
     products = products_by_adjoint(
-        evaluation, ones, restores=is_restored, after=after, directions=directions, record=record
+        evaluation, ones, restores=is_restored, after=after, directions=directions, is_part=is_part
     )
     if products is None:
         return None
@@ -289,7 +289,7 @@ def products_by_adjoint(
     after: Callable[[Forward], None] | None = None,
     directions: np.ndarray | None = None,
     most: int | None = None,
-    record: RunRecord | None = None,
+    is_part: bool = False,
 ) -> CotangentProducts | None:
     """Cotangents, a matrix for each output, times J, in one run.
 
@@ -300,7 +300,7 @@ def products_by_adjoint(
         after: called after the run, before the way back.
         directions: along which the product with one cotangent is differentiated.
         most: the most cotangents in one way back.
-        record: that of several runs, which must agree.
+        is_part: whether this is one of several runs, which must agree.
 
     Returns:
         The products; None, with everything as it was, if the run has no adjoint.
@@ -330,9 +330,7 @@ def products_by_adjoint(
     cotangents = [np.asarray(c, np.result_type(c.dtype, o.result_dtype)) for c, o in both]
 
     def product(check: Callable[[Forward], None] | None) -> CotangentProducts:
-        compared = None if check is _stop else record  # other params are passed on there
-        if compared is not None:
-            compared.begin()
+        compared = None if check is _stop else evaluation.recorded(is_part=is_part)  # other params are passed on there
         with backend.suspend_following(), evaluation.whole(), saying_once(evaluation.said), _bar_of(evaluation) as bar:
             return reverse.vjp(
                 evaluation.what,
@@ -353,8 +351,6 @@ def products_by_adjoint(
         result = product(None if prepared.is_checked and evaluation.is_judged and after is None else check)
     except _Unjudged as unjudged:
         start.undo()
-        if record is not None:
-            record.drop()
         is_moved = _is_moved(evaluation, unjudged.passed, lambda: product(_stop))
         start.undo()
         if is_moved:
@@ -368,9 +364,10 @@ def products_by_adjoint(
             after=after,
             directions=directions,
             most=most,
-            record=record,
+            is_part=is_part,
         )
     except UnsupportedError as error:
+        start.undo()
         prepared.has_no_adjoint = str(error)
         return None
     evaluation.note_judged()

@@ -41,6 +41,7 @@ from taichi_ext.runtime.memory.shadows import OverBudgetError, available_memory
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import Run, saying_once, warn_at_user
 from taichi_ext.runtime.python.reached import PythonState, flags_of
+from taichi_ext.runtime.python.run_record import RunRecord
 from taichi_ext.stages import Stages
 
 _MOST_PATHS = 8  # of one pipeline, from which on flags outside of its arguments do not count
@@ -76,6 +77,7 @@ class Evaluation:
     progress: Progress = "stages"  # whether a bar is drawn, and a line says what a long first call does
     directions: np.ndarray | None = None  # for products with J, the tangents of the parameters, a row for each entry
     is_any: bool = False  # whether no tangent vanishes in all of them but by chance
+    record: RunRecord | None = None  # of the launches and stores of the runs so far
     said: set[object] = field(default_factory=set[object])  # the warnings of the call so far
     returned: Any = field(default=None, init=False)  # the return value of the kernel or function in the last run
     _arbiter: Arbiter | None = field(default=None, init=False)
@@ -235,7 +237,8 @@ class Evaluation:
         total = self.column_count()
         count = max(1, min(count, total))  # one column without tangents if the parameters have no entries
         is_part = self.call.kernel is None and (count < total or is_repeated)
-        restart = Restart(self.state, self.log.record(is_part=is_part), is_repeated, self._trace(first, count))
+        self.log.has_parts |= is_part
+        restart = Restart(self.state, self.recorded(is_part=is_part), is_repeated, self._trace(first, count))
         session = self.session(target, first, count, restart)
         given, cuts = session.request.directions, ()
         with saying_once(self.said):
@@ -262,6 +265,14 @@ class Evaluation:
                 self.log.note_columns(rows, first, is_last=first + count >= total)
             self.subject.note_run(session, self.layout)
         return session, rows
+
+    def recorded(self, *, is_part: bool) -> RunRecord | None:
+        """The launches and stores of a pipeline, if this may not be the only run; of parts, those that differ raise."""
+        if self.call.kernel is not None or (self.is_judged and self.record is None and not is_part):
+            return None
+        self.record = self.record or RunRecord()
+        self.record.begin(raises=is_part)
+        return self.record
 
     def session(self, target: DenseRows, first: int, count: int, restart: Restart | None = None) -> Session:
         """A run for some columns that has not begun, see ``run``."""
@@ -342,7 +353,7 @@ class Evaluation:
         for n, part in enumerate(parts):
             directions[part, n] = np.random.default_rng(n).standard_normal(len(directions[part]))
         state = State()
-        along = replace(self, directions=directions, is_any=True, state=state)
+        along = replace(self, directions=directions, is_any=True, state=state, record=None)
         try:
             for _ in along.column_blocks(directions.shape[1]):
                 pass

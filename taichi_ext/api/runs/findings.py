@@ -21,7 +21,6 @@ from taichi_ext.record.variables import python_reader
 from taichi_ext.runtime.launching.session import Session
 from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.python.dual_numbers import ASKING, warn_at, warn_at_user
-from taichi_ext.runtime.python.run_record import RunRecord
 from taichi_ext.runtime.sparse.rows import ContainerRows
 
 
@@ -76,6 +75,7 @@ class RunLog:
 
     Attributes:
         has_begun: whether there has been a run since everything was put back.
+        has_parts: whether columns are computed in several runs.
     """
 
     def __init__(self, *, of_zeros: bool, is_first: bool) -> None:
@@ -86,7 +86,7 @@ class RunLog:
 
     def begin(self) -> None:
         """Start the first run of a call; it may have started before, with more columns per run."""
-        self._record: RunRecord | None = None
+        self.has_parts = False
         self._kept: set[Key] = set()  # parameters that some run has read
         self._overwritten: dict[Key, object] = {}  # names of parameters that a run has overwritten before any read
         self._zero: dict[int, Target] = {}  # outputs that may depend on the parameters, all zero so far
@@ -103,14 +103,6 @@ class RunLog:
         """Note what the log of a run with tangents along directions has found."""
         for place, cuts in other._python_cuts.items():
             self.note_python_cuts({place: directions[:, list(cuts)].any(1)}, 0)
-
-    def record(self, *, is_part: bool) -> RunRecord | None:
-        """A record of the launches and stores of the runs, if there are several, of which one is a part."""
-        if not is_part and self._record is None:
-            return None
-        self._record = self._record or RunRecord()
-        self._record.begin()
-        return self._record
 
     def note_run(self, session: Session, layout: Layout, kernels: Collection[JacobianKernel]) -> None:
         """Note which parameters a run has overwritten before anything read them.
@@ -137,7 +129,7 @@ class RunLog:
         self._reports = [facts.report for facts in all_facts]
         params = {param.container for param in layout.params}
         is_cut = any(facts.report.has_cuts or facts.written & params for facts in all_facts)
-        if self._of_zeros and (is_cut or self._python_cuts or self._record is not None):
+        if self._of_zeros and (is_cut or self._python_cuts or self.has_parts):
             self._layout, self._nonzero = layout, [np.zeros(layout.count, bool) for _ in layout.outputs]
 
     def _warn_of_cuts(self) -> None:

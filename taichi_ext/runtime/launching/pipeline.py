@@ -392,11 +392,11 @@ class Pipeline(DualFollower):
 
     def launch(self, kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
         with backend.exclusive:
+            if self._record is not None:
+                self._record.launch(kernel, args)
             if backend.is_fill(kernel) and any(map(is_dual, entries_of(args[1]))):
                 self._fill(*args)
                 return None
-            if self._record is not None:
-                self._record.launch(kernel, args)
             name = (id(kernel), *map(id, args))
             if self._is_as_before(name):
                 return self._repeated[name][1]({})

@@ -32,6 +32,11 @@ _DIFFERENT = (
     "state differs between them: a later run {}. Prepare changing objects before the call, or compute all columns in "
     "one run (a larger max_memory=)."
 )
+_OTHERS = (
+    "The call takes several runs, as Python's numbers depend on the params, and Python's state differs between them: a "
+    "later run {}. Values and derivatives are those of the last run. Iterators, generators and files cannot be put "
+    "back as they were: make them in the pipeline, or prepare what they give before the call."
+)
 _ROUNDING = 1e-5  # relative difference between runs of parallel sums, and of numbers computed from them
 
 
@@ -44,26 +49,24 @@ class _Object:
 
 
 class RunRecord:
-    """The launches and stores of the first run; those of later runs are compared with them one by one."""
+    """The launches and stores of the first run; those of later runs are compared with them one by one.
+
+    The first run, and the second and so on, may end before the others do.
+    """
 
     def __init__(self) -> None:
         self._events: list[tuple[object, ...]] = []  # the numbers and objects of each
         self._at = 0
-        self._is_first = True
+        self._is_whole, self._raises = False, True
         self._has_read = False
         self._start = backend.moment()
         self._others: dict[object, tuple[object, object]] = {}  # by key of a later run's object: that of the first
 
-    def begin(self) -> None:
-        """Start the first run, or another one."""
-        self._is_first = not self._events
+    def begin(self, *, raises: bool) -> None:
+        """Start the first run, or another one; one that differs raises, or else there is a warning."""
+        self._raises = raises
         self._at, self._has_read = 0, False
         self._others.clear()
-
-    def drop(self) -> None:
-        """The present run does not count."""
-        if self._is_first:
-            self._events.clear()
 
     def note_read(self) -> None:
         """Note that Python reads numbers written by kernels: sums of parallel loops can differ in rounding."""
@@ -89,21 +92,29 @@ class RunRecord:
         self._add("stores", *place, *_parts(value))
 
     def end(self) -> None:
-        if not self._is_first and self._at < len(self._events):
-            raise InvalidArgumentError(_DIFFERENT.format("launches fewer kernels than the first"))
+        """The run has ended."""
+        if self._at < len(self._events):
+            self._differ("launches fewer kernels than the first")
+        self._is_whole = True
 
     def _add(self, use: str, *parts: object) -> None:
-        if self._is_first:
-            self._events.append(parts)
-            return
-        first = self._events[self._at] if self._at < len(self._events) else None
+        if self._at < len(self._events):
+            is_same = self._are_same(self._events[self._at], parts)
+        else:
+            is_same = not self._is_whole
+        if not is_same:
+            self._differ(f"{use} other numbers, fields or arrays than in the run before, or does it at another time")
+        if not self._is_whole:  # this run counts as the first one
+            self._events[self._at : self._at + 1] = [parts]
         self._at += 1
-        if first is None or not self._are_same(first, parts):
-            raise InvalidArgumentError(
-                _DIFFERENT.format(
-                    f"{use} other numbers, fields or arrays than in the run before, or does it at another time"
-                )
-            )
+
+    def _differ(self, how: str) -> None:
+        """Raise, or warn, and go on with this run as the first one."""
+        if self._raises:
+            raise InvalidArgumentError(_DIFFERENT.format(how))
+        warn_at_user(_OTHERS.format(how))
+        del self._events[self._at :]
+        self._is_whole = False
 
     def _are_same(self, first: tuple[object, ...], now: tuple[object, ...]) -> bool:
         return len(first) == len(now) and all(map(self._is_same, first, now))
@@ -121,12 +132,12 @@ class RunRecord:
     def _is_same_object(self, first: _Object, now: _Object) -> bool:
         if now.key == first.key:
             return True
+        if now.key in self._others:
+            return self._others[now.key][0] == first.key
         if any(now.key == part.key for parts in self._events for part in parts if isinstance(part, _Object)):
             return False
-        if now.key not in self._others:
-            self._others[now.key] = first.key, now.obj
-            return type(now.obj) is type(first.obj) and self._is_made_alike(first.obj, now.obj)
-        return self._others[now.key][0] == first.key
+        self._others[now.key] = first.key, now.obj
+        return type(now.obj) is type(first.obj) and self._is_made_alike(first.obj, now.obj)
 
     def _is_made_alike(self, first: object, now: object) -> bool:
         """Whether both objects may have been created by the same code in their runs."""
