@@ -215,7 +215,7 @@ class CheckedRun:
         self.names = [str(target.name) for target in self.output_targets]  # of the differentiated outputs
         self.name = self.call.name
         self.args = tuple(a.detach() if backend.is_torch_tensor(a) else a for a in self.call.args)
-        self.state = State()
+        self.state = State(call.python_state())
         for target in [*self.params, *self.output_targets]:
             if target.kind != "return" and not call.is_value(target):
                 self.state.save(call.value(target))

@@ -197,7 +197,7 @@ class _SymmetricProducts:
 def _started(plan: Plan, call: KernelCall) -> Generator[Any, None, None]:
     """An evaluation whose runs leave the state as it was."""
     plan.check_not_ended()
-    state = State()
+    state = State(call.python_state())
     state.reason, state.advice = "Products with an operator restore everything that the kernels write", RANDOM_BEFORE
     evaluation = plan.start(call, state=state)
     try:

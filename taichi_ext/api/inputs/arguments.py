@@ -17,6 +17,7 @@ from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError, raise_problem, shown, suggestion, unexpected
 from taichi_ext.labels import Label, Labels
 from taichi_ext.record.variables import Variable, find_variable, named_numbers, number_shape
+from taichi_ext.runtime.python.reached import PythonState
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,10 @@ class KernelCall:
         if self.kernel is None:
             self.names = [p.name for p in self._parameters() if p.kind in positional]
         self._check_args()
+
+    def python_state(self) -> PythonState | None:
+        """What a pipeline can access in Python, as it is now; kernels change none of it."""
+        return PythonState(self.function, self.args) if self.kernel is None else None
 
     def with_args(self, args: tuple[Any, ...]) -> KernelCall:
         """The same with other arguments."""

@@ -37,7 +37,7 @@ from taichi_ext.runtime.launching.trace import (
 from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import warn_at
-from taichi_ext.runtime.python.reached import PythonState, reachable
+from taichi_ext.runtime.python.reached import reachable
 
 _STEP = 0.4  # the power of the precision of numbers that the params are moved by, relative to their size
 _LEAST_STEP = 1e-5  # so that numbers move that Python rounds to float32, in programs of float64, too
@@ -75,7 +75,7 @@ class Arbiter:
     Attributes:
         trace: takes the numbers of the runs with tangents.
         is_over: whether it has judged, and the run begins again.
-        python: numbers of Python before the run; None if it only launches kernels.
+        python: what Python may change, before the run; None if it only launches kernels.
     """
 
     def __init__(self, call: KernelCall, layout: Layout, directions: np.ndarray | None) -> None:
@@ -100,7 +100,7 @@ class Arbiter:
             factor = factor if np.isfinite(factor) else 0.0
             along, self._delta = factor * along, factor * self._delta
         is_free = not only_launches(call.function, call.args)
-        self.python = PythonState(call.function, call.args) if is_free else None
+        self.python = call.python_state() if is_free else None
         known = reachable(call.function, call.args) if is_free else frozenset[int]()
         self.trace = Trace(along, sees_arrays=is_free, known=known)
         if is_free and any(is_host_array(self._call.value(p.target)) for p in self._params):
@@ -131,7 +131,7 @@ class Arbiter:
         """Compare the run with others, and warn; everything is put back as it is now.
 
         Args:
-            state: everything that the run has changed, as it was before, numbers of Python included.
+            state: everything that the run has changed, as it was before, Python included.
             kernels: those with tangents, by name.
             table: the fields that they use.
             along: judges a run with the tangents of any direction; None if this run has these.

@@ -40,7 +40,7 @@ from taichi_ext.runtime.launching.trace import Trace
 from taichi_ext.runtime.memory.shadows import OverBudgetError, available_memory
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.python.dual_numbers import Run, saying_once, warn_at_user
-from taichi_ext.runtime.python.reached import PythonState, flags_of
+from taichi_ext.runtime.python.reached import flags_of
 from taichi_ext.runtime.python.run_record import RunRecord
 from taichi_ext.stages import Stages
 
@@ -213,8 +213,8 @@ class Evaluation:
                 raise
 
     def new_state(self) -> State:
-        """What keeps all that a run changes; numbers of Python are changed by pipelines alone."""
-        return State(PythonState(self.call.function, self.call.args) if self.call.kernel is None else None)
+        """What keeps all that a run changes."""
+        return State(self.call.python_state())
 
     def restore(self, reason: str = "", advice: str = "") -> None:
         """Put everything back as it was before the run: why there is another one, and how to avoid it."""

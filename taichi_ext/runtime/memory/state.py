@@ -34,17 +34,17 @@ class _Stretch:
         return self.start + self.copy.size
 
 
-class _Numbers(Protocol):
-    """Numbers that Python may change, as they were."""
+class _Python(Protocol):
+    """What Python may change, as it was."""
 
     def as_now(self) -> Any: ...
     def undo(self) -> None: ...
 
 
 class State:
-    """Copies of fields and arrays as they were before they were first written, and ``python``, numbers of Python."""
+    """Copies of fields and arrays as they were before they were first written, and ``python``, what Python changes."""
 
-    def __init__(self, python: _Numbers | None = None) -> None:
+    def __init__(self, python: _Python | None = None) -> None:
         self._python = python
         self._log: dict[Any, tuple[Any, Any]] = {}  # copies of fields, parts of the layout, ti.ndarrays and numbers
         self._fields: dict[int, object] = {}  # fields and ti.ndarrays that are saved, by identity
@@ -174,8 +174,8 @@ class State:
             self._python.undo()
 
     @contextlib.contextmanager
-    def including(self, python: _Numbers | None) -> Iterator[None]:
-        """Within the context, these numbers of Python are a part of it."""
+    def including(self, python: _Python | None) -> Iterator[None]:
+        """Within the context, this is a part of it."""
         before, self._python = self._python, python or self._python
         try:
             yield
