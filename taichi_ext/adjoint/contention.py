@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.stages import Stage
-from taichi_ext.analysis.affine import Atom, Indices
+from taichi_ext.analysis.affine import Atom, IntegerForms
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.loops import loop_bounds, trips
 from taichi_ext.program import Container, Load, Local, Value
@@ -89,7 +89,7 @@ class _Indices:
     def __init__(self, stage: Stage) -> None:
         assert stage.loop is not None
         self.variables = stage.loop.variables
-        self._forms = Indices((replace(stage.loop, body=stage.body),))
+        self._forms = IntegerForms((replace(stage.loop, body=stage.body),))
 
     def shift(self, i: Value) -> tuple[Atom, int] | None:
         """The variable and the constant whose sum an index is; None if it is not one."""

@@ -74,8 +74,6 @@ def adjoint_in_lanes(sweep: Sweep, loop: ir.For, bounds: Bounds, threads: int) -
     machine = Machine(threads, is_fast=sweep.is_fast and not sweep.is_again)
     survey = _Survey(loop, (*rows, size), {}, machine, frozenset(varying))
     survey.is_row, survey.once = not threads, sums.once
-    for local in sorted(_outer_integers(loop), key=lambda x: x.name):
-        survey.indices.name(local)
     survey.width = next((a.width for a in sweep.arrays.values()), 1)
     parts = survey.block(loop.body, 1)
     if survey.is_row and survey.totals.widest == ir.F64 and not ROWS_OF_FLOAT64:
@@ -196,10 +194,3 @@ def _others(s: ir.Statement) -> list[Load]:
     """The entries of memory that a statement reads or stores to, but for one that it adds to."""
     added = _added(s)
     return accesses(s) if added is None else [v for v in ir.walk(added) if isinstance(v, Load)]
-
-
-def _outer_integers(loop: ir.For) -> set[ir.Local]:
-    """The whole numbers from around a loop that it reads and does not change."""
-    inner = ir.statements((loop,))
-    read = {local for s in inner for local in s.contents.locals if local.dtype.is_integer and not local.shape}
-    return read - {local for s in inner for local in ir.declared(s)} - assigned_locals(loop.body)

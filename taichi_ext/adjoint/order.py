@@ -20,10 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.affine import Affine, Atom, Indices, atom_value, loop_atoms
-from taichi_ext.analysis.changes import written
-from taichi_ext.analysis.loops import Extents, leaves, loop_reach
-from taichi_ext.analysis.same_values import ValueNumbers
+from taichi_ext.analysis.affine import Affine, Atom, atom_value, loop_atoms
+from taichi_ext.analysis.loops import Extents, integer_forms, leaves, loop_reach
 from taichi_ext.program import Const, Container, If, Load, Local, Op, Read, Value
 from taichi_ext.schedule import is_of_one_thread
 
@@ -89,10 +87,9 @@ class Order:
         self.apart: list[Pair] = []
         self.unsure: list[Pair] = []
         self._extents, self._threads, self._is_fixed = extents, threads, is_fixed
-        self._indices, self._changed = Indices(program.body), frozenset(written(program.body))
+        self._indices = integer_forms(program.body, extents)
         declares = (s for s in ir.statements(program.body) if isinstance(s, ir.Declare) and not s.local.shape)
         self._values = {s.local: s.values[0] for s in declares}
-        self._numbers = ValueNumbers()
         self._fixed: dict[Atom, bool] = {}
 
     def matters(self, loop: ir.For) -> bool:
@@ -132,7 +129,7 @@ class Order:
                 if isinstance(s, ir.Update) and not is_sum:
                     accesses.append((s.target, "load"))
             for entry, kind in accesses:
-                forms = tuple([self._form(i) for i in entry.indices])
+                forms = tuple(map(self._indices.site, entry.indices))
                 component = tuple([i.value if isinstance(i, Const) else i for i in entry.component])
                 others = tuple([guard for guard in guards if not self._is_range(guard)])
                 yield _Access(kind, forms, component, others), _Spot(entry, s.place, loops, guards)
@@ -147,14 +144,6 @@ class Order:
                 continue
             for inner in ir.bodies(s):
                 yield from self._accesses(inner, guards, (*loops, s) if isinstance(s, ir.For) else loops)
-
-    def _form(self, index: Value) -> Affine:
-        """An index in normal form; one that has none is an atom, the same for those that are written alike."""
-        form = self._indices.form(index)
-        if form is not None:
-            return form
-        is_unchanging = index.contents.is_same(self._changed, self._changed)
-        return Affine(((self._numbers.first(index) if is_unchanging else index, 1),))
 
     def _is_range(self, condition: Value) -> bool:
         if isinstance(condition, Read) and condition.local in self._values:

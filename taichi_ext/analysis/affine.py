@@ -6,11 +6,13 @@ import itertools
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import taichi_ext.program as ir
+from taichi_ext.analysis.changes import written
+from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.cached import cached_property
 from taichi_ext.program.build import Coefficient, add, cast, multiply
-from taichi_ext.simplify.usage import assigned_locals
 
 
 @dataclass(frozen=True)
@@ -117,65 +119,107 @@ def _combined(name: str, parts: list[Affine | None]) -> Affine | None:
     return None
 
 
-class Indices:
-    """The normal forms of a program's integer expressions."""
+class IntegerForms:
+    """Integer expressions of one program in normal form; expressions that are written alike and do not change are one.
 
-    def __init__(self, body: ir.Body) -> None:
-        self.forms: dict[ir.Local, Affine] = {}  # of integer locals
-        self.vectors: set[ir.Local] = set()  # of integers, that do not change
-        self.clamped: dict[ir.Local, Affine] = {}  # the forms of clamped locals within their range
-        changed = assigned_locals(body)
-        for statement in ir.statements(body):
-            for local in ir.declared(statement):
-                if local in changed or not local.dtype.is_integer:
-                    continue
-                if local.shape:
-                    self.vectors.add(local)
-                    continue
-                known = None
-                if isinstance(statement, ir.Declare) and local.dtype == ir.I32:
-                    known = self.form(statement.values[0])
-                    self._note_clamped(local, statement.values[0])
-                self.forms[local] = Affine(((local, 1),)) if known is None else known
+    Args:
+        body: the program.
+        shapes: those of its containers that are known.
 
-    def _note_clamped(self, local: ir.Local, value: ir.Value) -> None:
+    Attributes:
+        definitions: the normal forms of locals that do not change, of what does not change.
+        conditions: the definitions of such locals that are true or false.
+        pending: operations whose interval is being looked for.
+    """
+
+    def __init__(self, body: ir.Body, shapes: Mapping[ir.Container, tuple[int, ...]] = MappingProxyType({})) -> None:
+        self._changing = frozenset(written(body))
+        self._shapes = shapes
+        self.definitions: dict[ir.Local, Affine] = {}
+        self.conditions: dict[ir.Local, ir.Value] = {}
+        self.pending: set[ir.Value] = set()
+        self._named: dict[ir.Local, Affine] = {}  # the definitions over other locals
+        self._clamped: dict[ir.Local, Affine] = {}  # the forms of clamped locals within their range
+        self._numbers = ValueNumbers()
+        self._lasting: set[ir.Value] = set()
+        for s in ir.statements(body):
+            if isinstance(s, ir.Declare) and not s.local.shape and s.local not in self._changing:
+                self._define(s.local, s.values[0])
+
+    def _define(self, local: ir.Local, value: ir.Value) -> None:
+        if local.dtype == ir.U1 and self.is_unchanging(value):
+            self.conditions[local] = value
+        if local.dtype != ir.I32 or not value.dtype.is_integer:
+            return
+        form, named = self.linear(value), self.form(value)
+        if form is not None and all(self.is_lasting(atom) for atom, _ in form.terms):
+            self.definitions[local] = form
+        if named is not None:
+            self._named[local] = named
         match value:
             case ir.Op(name="max", args=(ir.Const(), ir.Op(name="min", args=(index, ir.Const())))):
-                known = self.form(index)
-                if known is not None:
-                    self.clamped[local] = known
+                inner = self.form(index)
+                if inner is not None:
+                    self._clamped[local] = inner
 
     def unclamped(self, affine: Affine) -> Affine:
         """An index that is kept within a range, as it is in the range."""
-        if len(affine.terms) == 1 and affine.terms[0][0] in self.clamped and affine.terms[0][1] == 1:
-            return self.clamped[affine.terms[0][0]] + Affine((), affine.constant)  # type: ignore[index]
+        if len(affine.terms) == 1 and affine.terms[0][0] in self._clamped and affine.terms[0][1] == 1:
+            return self._clamped[affine.terms[0][0]] + Affine((), affine.constant)  # type: ignore[index]
         return affine
 
-    def name(self, local: ir.Local) -> Affine:
-        """A local that does not change as a normal form of its own."""
-        return self.forms.setdefault(local, Affine(((local, 1),)))
+    def is_lasting(self, atom: Atom) -> bool:
+        """Whether an atom is the same wherever it stands."""
+        return atom in self._lasting if isinstance(atom, ir.Value) else source_of(atom) not in self._changing
 
-    def form(self, index: ir.Value | int) -> Affine | None:
-        return linear_form(index, self._atom)
+    def linear(self, value: ir.Value | int) -> Affine | None:
+        """The normal form of an expression of type i32, or of one that converts to i32 without loss, here."""
+        return linear_form(value, self._atom)
 
-    def _atom(self, value: ir.Value) -> Affine | None:
-        match value:
-            case ir.Read(local=local, index=()):
-                if local in self.forms:
-                    return self.forms[local]
-                return self.name(local) if local.kind == "parameter" and local.dtype.is_integer else None
-            case ir.Read(local=local, index=entry) if local in self.vectors or local.kind == "parameter":
-                numbers = tuple(i for i in entry if isinstance(i, int))
-                is_known = local.dtype.is_integer and len(numbers) == len(entry)
-                return Affine(((VectorEntry(local, numbers), 1),)) if is_known else None
-        return None
+    def form(self, value: ir.Value | int) -> Affine | None:
+        """The normal form over locals that do not change, and entries of such vectors; None where there is none."""
+        return linear_form(value, self._name)
 
     def site(self, index: ir.Value | int) -> Affine:
-        """The normal form; an index without one becomes a new atom, equal to nothing else."""
-        if isinstance(index, int):
-            return Affine((), index)
-        known = self.form(index)
-        return Affine(((index, 1),)) if known is None else known
+        """The same, of any index: one that has none is an atom, the same for those that do not change alike."""
+        form = self.form(index)
+        if form is None:
+            assert isinstance(index, ir.Value)
+            form = Affine(((self._unchanging(index) or index, 1),))
+        return form
+
+    def _name(self, value: ir.Value) -> Affine | None:
+        """What is neither a number nor a sum, if it is a local or a number of a vector that does not change."""
+        if isinstance(value, ir.Size) and value.container in self._shapes:
+            return Affine((), self._shapes[value.container][value.axis])
+        if not isinstance(value, ir.Read) or value.local in self._changing or not value.dtype.is_integer:
+            return None
+        local, entry = value.local, tuple(i for i in value.index if isinstance(i, int))
+        if not value.index:
+            return self._named.get(local, Affine(((local, 1),)))
+        return Affine(((VectorEntry(local, entry), 1),)) if len(entry) == len(value.index) else None
+
+    def _atom(self, value: ir.Value) -> Affine | None:
+        """What is neither a number nor a sum, whatever it is."""
+        if value.dtype not in NARROW:
+            return None
+        match value:
+            case ir.Read(local=local, index=()):
+                return self.definitions.get(local, Affine(((local, 1),)))
+            case ir.Read(local=local, index=index) if all(isinstance(i, int) for i in index):
+                return Affine(((VectorEntry(local, tuple(i for i in index if isinstance(i, int))), 1),))
+        return self._name(value) or Affine(((self._unchanging(value) or value, 1),))
+
+    def _unchanging(self, value: ir.Value) -> ir.Value | None:
+        """The first expression that is written like this one, if their values are the same; None if they may not be."""
+        if not self.is_unchanging(value):
+            return None
+        self._lasting.add(first := self._numbers.first(value))
+        return first
+
+    def is_unchanging(self, value: ir.Value) -> bool:
+        """Whether expressions that are written like this one have its value."""
+        return value.contents.is_same(self._changing, self._changing)
 
 
 def atom_value(atom: Atom) -> ir.Value:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.affine import Affine, Atom, loop_atoms
-from taichi_ext.analysis.changes import written
-from taichi_ext.analysis.intervals import IndexFacts, IntegerForms, Interval, fits, range_of
-from taichi_ext.analysis.loops import Extents, leaves, ranges
+from taichi_ext.analysis.intervals import IndexFacts, Interval, fits, range_of
+from taichi_ext.analysis.loops import Extents, integer_forms, leaves, ranges
 from taichi_ext.simplify.usage import assigned_locals
 
 
@@ -64,7 +63,7 @@ class _Checks:
     def __init__(self, program: ir.Program, extents: Extents, activity: Activity) -> None:
         self.extents = extents
         self.activity = activity
-        self.expressions = IntegerForms(written(program.body), extents)
+        self.expressions = integer_forms(program.body, extents)
         self.accesses: dict[UncertainAccess, None] = {}
 
     # --- statements
@@ -220,11 +219,8 @@ def _note(s: ir.Statement, facts: IndexFacts) -> None:
     """Facts about integers after a statement."""
     if isinstance(s, ir.Declare):
         local = s.local
-        if local.dtype.is_integer and not local.shape:
-            known = _stored(s.values[0], local, facts)
-            facts.expressions.define(local, s.values[0])
-            if local not in facts.expressions.definitions:
-                facts.set(local, known)
+        if local.dtype.is_integer and not local.shape and local not in facts.expressions.definitions:
+            facts.set(local, _stored(s.values[0], local, facts))
     elif isinstance(s, ir.Store) and isinstance(s.target, ir.Read) and s.target.dtype.is_integer:
         local = s.target.local
         if s.target.index or isinstance(s, ir.Atomic):

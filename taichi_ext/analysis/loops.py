@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from taichi_ext.analysis.affine import Affine, Atom, loop_atoms
+from taichi_ext.analysis.affine import Affine, Atom, IntegerForms, loop_atoms
 from taichi_ext.analysis.changes import written
 from taichi_ext.program import Body, Const, Container, For, If, Jump, Local, Size, Statement, Value, While, enclosed
 
@@ -53,6 +53,11 @@ class Extent:
 
 
 Extents = Mapping[Container, Extent]
+
+
+def integer_forms(body: Body, extents: Extents) -> IntegerForms:
+    """The integer expressions of a program in normal form, where containers have these shapes."""
+    return IntegerForms(body, {c: extent.shape for c, extent in extents.items()})
 
 
 def find_loops(body: Body, extents: Extents, serial: frozenset[Statement] = frozenset()) -> dict[Statement, Loop]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.affine import Affine, Atom, Indices
+from taichi_ext.analysis.affine import Affine, Atom, IntegerForms
 from taichi_ext.analysis.changes import read_containers, written_containers
-from taichi_ext.analysis.loops import Extents, Loop, find_loops
+from taichi_ext.analysis.loops import Extents, Loop, find_loops, integer_forms
 from taichi_ext.analysis.same_values import is_equal
 from taichi_ext.simplify.usage import assigned_locals
 
@@ -53,7 +53,7 @@ class Stores:
     """All stores of a program."""
 
     def __init__(
-        self, program: ir.Program, indices: Indices, loops: dict[ir.Statement, Loop], extents: Extents
+        self, program: ir.Program, indices: IntegerForms, loops: dict[ir.Statement, Loop], extents: Extents
     ) -> None:
         self.extents = extents
         self.sites: dict[ir.Container, list[StoreSite]] = {}
@@ -179,7 +179,7 @@ def free_loops(program: ir.Program, extents: Extents) -> frozenset[ir.Local]:
     A loop keeps its variables when a program is differentiated, so they name it.
     """
     loops = find_loops(program.body, extents)
-    stores = Stores(program, Indices(program.body), loops, extents)
+    stores = Stores(program, integer_forms(program.body, extents), loops, extents)
     own = {local for s in program.body if not isinstance(s, ir.For) for local in ir.declared(s)}
     locals_: set[ir.Local] = set()
     for s in program.body:

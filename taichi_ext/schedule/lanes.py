@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.affine import Affine, Indices, VectorEntry
+from taichi_ext.analysis.affine import Affine, IntegerForms, VectorEntry
 from taichi_ext.analysis.changes import varying_locals, written_containers
 from taichi_ext.analysis.loops import trips
 from taichi_ext.program.build import TRUTHS, is_over_columns, literal
@@ -194,7 +194,7 @@ class Survey:
     varying: frozenset[ir.Local]
 
     def __post_init__(self) -> None:
-        self.indices, body = Indices((self.loop,)), self.loop.body
+        self.indices, body = IntegerForms((self.loop,)), self.loop.body
         self.written = written_containers(body)
         self.unchanged = {v for s in self.loop.within for v in ir.declared(s)} - self.varying - assigned_locals(body)
         self.own = [c for c in self.written if self._has_own_entries(c)]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.affine import Affine, IntegerForms
 from taichi_ext.analysis.changes import read_containers
-from taichi_ext.analysis.intervals import RANGE, IndexFacts, IntegerForms, Interval
+from taichi_ext.analysis.intervals import RANGE, IndexFacts, Interval
 from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.differentiate.facts.decisions import Differentiated
 from taichi_ext.program.build import (
@@ -174,7 +174,7 @@ class _Additions:
         self._loops = find_loops(body, {})
 
     def collect(self, body: ir.Body) -> None:
-        start = 1, IndexFacts(IntegerForms((), {}))
+        start = 1, IndexFacts(IntegerForms(()))
         for s, (times, facts) in ir.inherited(body, start, self._within):
             self.others |= s.contents.containers
             if isinstance(s, ir.Update) and isinstance(s.target, ir.Load) and s.op in SIGNS and s.group is None:

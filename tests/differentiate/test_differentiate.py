@@ -7,7 +7,7 @@ from program_interpreter import Interpreter
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.activity import find_activity, useful_activity
-from taichi_ext.analysis.affine import Affine, Indices
+from taichi_ext.analysis.affine import Affine, IntegerForms
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.facts.decisions import DifferentiationRequest, Role
 from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
@@ -174,7 +174,7 @@ def test_a_program_for_one_block_of_columns_computes_others(make, strategy, colu
 def test_normal_forms_of_indices():
     k = Local("k", I32)
     twice = op("mul", c(2), Read(i))
-    indices = Indices((times(3, i, [Declare(k, (op("add", twice, c(1)),))]),))
+    indices = IntegerForms((times(3, i, [Declare(k, (op("add", twice, c(1)),))]),))
     assert indices.form(op("sub", Read(k), c(3))) == Affine(((i, 2),), -2)
     assert indices.form(op("sub", op("add", Read(k), Read(i)), Read(k))) == Affine(((i, 1),))
     assert indices.form(op("mul", Read(i), Read(i))) is None
@@ -182,7 +182,7 @@ def test_normal_forms_of_indices():
 
 def test_an_index_that_changes_has_no_normal_form():
     k = Local("k", I32)
-    indices = Indices((Declare(k, (c(0),)), times(3, i, [Assign(Read(k), Read(i))])))
+    indices = IntegerForms((Declare(k, (c(0),)), times(3, i, [Assign(Read(k), Read(i))])))
     assert indices.form(Read(k)) is None
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from taichi_ext.analysis.affine import Affine
-from taichi_ext.analysis.intervals import IndexFacts, IntegerForms, interval_of, range_of
-from taichi_ext.program import I8, I32, U1, U8, Const, Local, Op, Read
+from taichi_ext.analysis.affine import Affine, IntegerForms
+from taichi_ext.analysis.intervals import IndexFacts, interval_of, range_of
+from taichi_ext.program import I8, I32, U1, U8, Assign, Const, Local, Op, Read
 
 FUNCTIONS = {
     "add": np.add,
@@ -77,7 +77,7 @@ class Draw:
         return Op(name, (a, b), U1), COMPARISONS[name](x, y)
 
     def facts(self) -> IndexFacts:
-        facts = IndexFacts(IntegerForms((), {}))
+        facts = IndexFacts(IntegerForms(()))
         for local, values in self.values.items():
             facts.note(Affine(((local, 1),)), (int(values.min()), int(values.max())))
         return facts
@@ -108,7 +108,7 @@ def test_intervals_have_all_values(block, is_wide):
 
 
 def known(*conditions: Op) -> IndexFacts:
-    facts = IndexFacts(IntegerForms((), {}))
+    facts = IndexFacts(IntegerForms(()))
     for condition in conditions:
         facts = facts.where(condition)
     return facts
@@ -186,7 +186,11 @@ def test_intervals_of_types():
 
 def test_a_local_that_changes_is_forgotten():
     i, k = Local("i", I32), Local("k", I32)
-    facts = IndexFacts(IntegerForms((k,), {})).where(compare("lt", Read(i), 4)).where(compare("lt", Read(k), Read(i)))
+    facts = (
+        IndexFacts(IntegerForms((Assign(Read(k), Const(0, I32)),)))
+        .where(compare("lt", Read(i), 4))
+        .where(compare("lt", Read(k), Read(i)))
+    )
     assert facts.interval(Read(k))[1] == 2
     facts.forget(k)
     assert facts.interval(Read(k)) == range_of(I32)

@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from taichi_program import end_program, initialise
 
 from taichi_ext import jacobian
-from taichi_ext.analysis.affine import Affine, Indices
+from taichi_ext.analysis.affine import Affine, IntegerForms
 from taichi_ext.program import F64, I32, TYPES, U8, U32, Const, Local, Op, Read
 from taichi_ext.simplify.pipeline import tidied
 
@@ -241,8 +241,7 @@ def test_constants_are_rounded_to_their_own_type_first():
 def test_normal_forms_wrap():
     n = Local("n", I32)
     factor = Op("mul", (Op("mul", (Read(n), Const(65536, I32)), I32), Const(65536, I32)), I32)
-    indices = Indices(())
-    indices.name(n)
+    indices = IntegerForms(())
     assert indices.form(factor) == Affine()
     assert indices.form(Op("add", (factor, Read(n)), I32)) == Affine(((n, 1),))
     assert indices.form(Op("add", (Read(Local("u", U8)), Const(1, U8)), U8)) is None

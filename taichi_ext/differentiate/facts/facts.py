@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity
-from taichi_ext.analysis.affine import Indices, value_of
-from taichi_ext.analysis.loops import Loop, find_loops
+from taichi_ext.analysis.affine import IntegerForms, value_of
+from taichi_ext.analysis.loops import Loop, find_loops, integer_forms
 from taichi_ext.analysis.stores import Stores
 from taichi_ext.differentiate.facts.decisions import DifferentiationRequest
 from taichi_ext.differentiate.forms.entry_sites import Blocks
@@ -47,7 +47,7 @@ class Facts:
     own_seeds: OwnSeeds  # seeds without a column, by local and entry: of positions of pixels and tangents of rules
     olds: Mapping[ir.Statement, ir.Local]  # locals for the old values that atomic operations return
     changed: AbstractSet[ir.Local]  # the locals that are assigned to
-    indices: Indices  # the normal forms of indices; the names of new locals are added to them
+    indices: IntegerForms  # the normal forms of indices
     loops: Mapping[ir.Statement, Loop]
     stores: Stores
     columns: int  # the number of columns of a row
@@ -62,7 +62,7 @@ class Facts:
             olds[s] = s.result or ir.Local("old", s.target.dtype, (), "temporary")
         active = {olds[s] for s in atomics if s.target.memory in (activity.locals | activity.containers)}
         activity = replace(activity, locals=activity.locals | active)
-        indices, loops = Indices(program.body), find_loops(program.body, seeds.extents)
+        indices, loops = integer_forms(program.body, seeds.extents), find_loops(program.body, seeds.extents)
         stores, changed = Stores(program, indices, loops, seeds.extents), assigned_locals(program.body)
         return cls(program, seeds, activity, own_seeds, olds, changed, indices, loops, stores, seeds.columns)
 

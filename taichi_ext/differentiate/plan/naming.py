@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from taichi_ext.analysis.affine import Affine, Atom, Indices, VectorEntry, source_of, value_of
+from taichi_ext.analysis.affine import Affine, Atom, IntegerForms, VectorEntry, source_of, value_of
 from taichi_ext.analysis.loops import Extent, Loop, span
 from taichi_ext.differentiate.forms.forms import Form, Scope, Seed, columns_of
 from taichi_ext.differentiate.plan.sparse_numbering import RowNumbering
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
-from taichi_ext.program import Const, FoldedConst, Local, Read, Type, Value
+from taichi_ext.program import Const, FoldedConst, Local, Read, Value
 from taichi_ext.program.build import Builder, Coefficient, operation
 
 
@@ -19,8 +19,7 @@ class Naming:
     """The names of columns in one walk."""
 
     builder: Builder  # the builder of temporaries
-    indices: Indices  # the normal forms of indices
-    keep: Callable[[Value, Type | None, str], Value]  # puts a value that may change into a temporary of the statement
+    indices: IntegerForms  # the normal forms of indices
     parameters: Mapping[str, tuple[int, int]]  # the first columns and sizes of parameters by name
     numbering: RowNumbering  # the columns of the walk
     # facts about the local that a column was read from, if it was in a slot
@@ -32,20 +31,24 @@ class Naming:
         if isinstance(column, Read):
             if owner is not None:
                 self.owners[column.local] = owner
-            return self.indices.name(column.local)
+            return self.normal(column)
         number = column.constant if isinstance(column, FoldedConst) else column
         value = number.value if isinstance(number, Const) else number
         assert not isinstance(value, Value)  # a kept value is a local or a number
         return Affine((), int(value))
 
     def normal(self, index: Value | int) -> Affine:
-        """An index in normal form; parts that are not linear in unchanging locals are evaluated now and named."""
-        if isinstance(index, int):
-            return Affine((), index)
-        known = self.indices.form(index)
-        if known is not None:
-            return known
-        return self.named(self.keep(index, None, "index"))
+        """An index in normal form: those of entries with tangents, and the columns of slots, all have one."""
+        form = self.indices.form(index)
+        assert form is not None
+        return form
+
+    def flat(self, index: tuple[Value | int, ...], shape: tuple[int, ...]) -> Affine:
+        """The number of an entry, or of a part of one, in C order."""
+        total = Affine()
+        for i, n in zip(index, shape, strict=True):
+            total = total * n + self.normal(i)
+        return total
 
     def entry_number(self, extent: Extent, indices: Iterable[Value | int]) -> Affine:
         """The number of an entry among those of a container, in C order."""
@@ -53,14 +56,6 @@ class Naming:
         for index, (first, end) in zip(indices, extent.bounds, strict=True):
             affine = affine * (end - first) + self.normal(index) + Affine((), -first)
         return affine
-
-    def settled_index(self, index: Value) -> Value:
-        """An index that does not change."""
-        if self.indices.form(index) is not None:
-            return index
-        kept = self.keep(index, None, "index")
-        self.named(kept)
-        return kept
 
     def column(self, seed: Seed) -> Value:
         """The number of a seed's column, kept in range even for a condition that does not hold."""

@@ -13,7 +13,7 @@ from typing import NoReturn, TypeGuard
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.same_values import ValueNumbers
-from taichi_ext.analysis.stores import StoreSite, is_scattered
+from taichi_ext.analysis.stores import StoreSite
 from taichi_ext.differentiate.facts.facts import PassState, only_inside
 from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.rules.table import partials_of_operation, rule_of
@@ -453,7 +453,7 @@ class ContainerStores:
         if isinstance(s, ir.Update) and s.op not in ("add", "sub"):
             self._update(site, group)
             return
-        targets = self._targets(group)
+        targets = [one.target for one in group]  # type: ignore[attr-defined]
         raw = [s.value for s in group]  # type: ignore[attr-defined]
         forms = self.linearizer.stored(raw)
         forms = [linear.materialize(builder, linear.columns_only(f, walk.numbering.is_column)) for f in forms]
@@ -479,15 +479,3 @@ class ContainerStores:
             value = ir.Op(u.op, (u.target, u.value), u.target.dtype, place=u.value.place)
             component = self.containers[site.container].component(u.target)
             self.store(replace(site, component=component), (ir.Assign(u.target, value, place=u.place),))
-
-    def _targets(self, group: tuple[ir.Statement, ...]) -> list[ir.Load]:
-        """The entries, with evaluated indices."""
-        targets: list[ir.Load] = []
-        naming = self.walk.naming
-        for s in group:
-            load = s.target  # type: ignore[attr-defined]
-            is_same = targets and not is_scattered(s)
-            indices = targets[0].indices if is_same else tuple(naming.settled_index(i) for i in load.indices)
-            component = tuple(i if isinstance(i, int) else naming.settled_index(i) for i in load.component)
-            targets.append(ir.Load(load.container, indices, component, checks=load.checks, place=load.place))
-        return targets

@@ -106,9 +106,6 @@ class LocalTangents:
             return
         storage = self.storages.by_local[local]
         target = s.target
-        if target.index:
-            kept = tuple(i if isinstance(i, int) else self.walk.naming.settled_index(i) for i in target.index)
-            target = Read(local, kept, checks=target.checks, place=target.place)
         index = self.known.flat_index(target)
         has_own = index in self.walk.facts.own_seeds.get(local, ())
         op, value = s.op if isinstance(s, Update) else "", s.value

@@ -105,10 +105,7 @@ class ContainerTangents:
         return self.walk.naming.entry_number(self.extent, load.indices) * self.components + component
 
     def component(self, load: Load) -> Affine:
-        total = Affine()
-        for i, n in zip(load.component, self.container.element_shape, strict=True):
-            total = total * n + self.walk.naming.normal(i)
-        return total
+        return self.walk.naming.flat(load.component, self.container.element_shape)
 
     def entry(self, row: Coefficient, column: Coefficient, /) -> Load:
         assert self.matrix is not None

@@ -21,7 +21,7 @@ from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
 from taichi_ext.differentiate.storage.pivots import is_worth_pivot, pivots_of, without_pivots
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
 from taichi_ext.program import I32, Container, Local, Read, Type, Update, Value, declared, statements
-from taichi_ext.program.build import Coefficient, Index, add, cast, literal, multiply
+from taichi_ext.program.build import Index, cast, literal
 from taichi_ext.program.keys import RETURN, Whole
 
 MOST_IN_ROWS = 16  # columns up to which a local whose form has several rows gets one, and shared ones a local array
@@ -277,16 +277,8 @@ class LocalForms:
         return form
 
     def flat_index(self, value: Read) -> Index:
-        if not value.index:
-            return 0
-        flat: Coefficient = 0
-        for i, n in zip(value.index, value.local.shape, strict=True):
-            i = i if isinstance(i, int) else self._walk.naming.settled_index(i)
-            flat = add(multiply(flat, n), i)
-        if isinstance(flat, Value):
-            affine = self._walk.facts.indices.form(flat)
-            return self._walk.builder.keep(flat, "index") if affine is None else value_of(affine)
-        return int(flat)
+        flat = self._walk.naming.flat(value.index, value.local.shape)
+        return flat.constant if flat.is_constant else value_of(flat)
 
     def note_sweep(self, deferred: Deferred, sweep: int) -> None:
         """Note that an accumulation uses a local with a deferred tangent."""

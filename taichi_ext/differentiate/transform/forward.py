@@ -16,11 +16,11 @@ from typing import Any
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity, find_activity, useful_activity
-from taichi_ext.analysis.affine import Affine, Indices
+from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.bounds import UncertainAccess, with_checks
-from taichi_ext.analysis.changes import written
 from taichi_ext.analysis.energy_sums import EnergySums
-from taichi_ext.analysis.same_values import is_equal
+from taichi_ext.analysis.loops import Extents, integer_forms
+from taichi_ext.analysis.same_values import ValueNumbers
 from taichi_ext.analysis.stores import grouped
 from taichi_ext.differentiate.edges.edges import RuleContext, boundary, check_positions, own_seeds
 from taichi_ext.differentiate.facts.decisions import (
@@ -67,23 +67,22 @@ from taichi_ext.program.keys import TERMS
 class _NamedIndices:
     """Writes blocks with a local for each index of an entry with a tangent that has no normal form."""
 
-    def __init__(self, program: ir.Program, activity: Activity) -> None:
+    def __init__(self, program: ir.Program, activity: Activity, extents: Extents) -> None:
         self.activity = activity
-        self.indices = Indices(program.body)
-        self.changing = written(program.body)
-        self.known: list[tuple[ir.Value, ir.Local]] = []  # indices that have a name here
+        self.forms = integer_forms(program.body, extents)
+        self.numbers = ValueNumbers()
+        self.lasting: dict[int, ir.Local] = {}  # the names here of indices that never change
+        self.others: dict[int, ir.Local] = {}  # of those in one statement
         self.added: list[ir.Statement] = []
 
     def block(self, body: ir.Body) -> ir.Body:
-        outer, result = len(self.known), []
+        outer, self.lasting, result = self.lasting, dict(self.lasting), []
         for group in grouped(body):
-            before, self.added = len(self.known), []
+            self.others, self.added = {}, []
             new = [self._named(s) for s in group]
-            result.extend(self.added)
-            added = [k for k in self.known[before:] if k[0].contents.is_same(self.changing, self.changing)]
-            self.known[before:] = added  # nothing in the kernel changes the values that they are computed from
+            result += self.added
             result += [ir.with_blocks(s, self.block) for s in new]
-        del self.known[outer:]
+        self.lasting = outer
         return tuple(result)
 
     def _named(self, s: ir.Statement) -> ir.Statement:
@@ -94,31 +93,31 @@ class _NamedIndices:
         def change(value: ir.Value) -> ir.Value:
             if value not in done:
                 done[value] = value
-                if isinstance(value, (ir.Op, ir.Load)) and self.activity.has(value):
+                if isinstance(value, (ir.Op, ir.Load, ir.Read)) and self.activity.has(value):
                     new = ir.with_children(value, change)
-                    done[value] = self._entry(new) if isinstance(new, ir.Load) else new
+                    done[value] = self._entry(new) if isinstance(new, (ir.Load, ir.Read)) else new
             return done[value]
 
         new = ir.with_values(s, change)
-        target = new.target if isinstance(new, ir.Store) else None
-        if isinstance(target, ir.Load) and target.container in self.activity.containers:
-            return replace(new, target=self._entry(target))
+        if isinstance(new, ir.Store) and self.activity.has(new.target):
+            return replace(new, target=self._entry(new.target))
         return new
 
-    def _entry(self, load: ir.Load) -> ir.Load:
-        indices, component = tuple(map(self._name, load.indices)), tuple(map(self._name, load.component))
-        return replace(load, indices=indices, component=component)
+    def _entry(self, entry: ir.Target) -> ir.Target:
+        if isinstance(entry, ir.Read):
+            return replace(entry, index=tuple(map(self._name, entry.index))) if entry.index else entry
+        indices, component = tuple(map(self._name, entry.indices)), tuple(map(self._name, entry.component))
+        return replace(entry, indices=indices, component=component)
 
     def _name(self, index: int | ir.Value) -> int | ir.Value:
-        if isinstance(index, int) or self.indices.form(index) is not None:
+        if self.forms.form(index) is not None:
             return index
-        local = next((name for value, name in self.known if is_equal(value, index)), None)
-        if local is None:
-            local = ir.Local("index", index.dtype, (), "temporary")
-            self.known.append((index, local))
-            self.indices.name(local)
+        assert isinstance(index, ir.Value)
+        number, names = self.numbers.of(index), self.lasting if self.forms.is_unchanging(index) else self.others
+        if number not in names:
+            names[number] = local = ir.Local("index", index.dtype, (), "temporary")
             self.added.append(ir.Declare(local, (index,), place=index.place))
-        return ir.Read(local)
+        return ir.Read(names[number])
 
 
 def _split(s: ir.Statement, activity: Activity) -> ir.Body:
@@ -215,8 +214,7 @@ def find_facts(program: Program, seeds: DifferentiationRequest) -> tuple[Facts, 
     accesses: tuple[UncertainAccess, ...] = ()
     if activity.containers or activity.locals:
         program, accesses = with_checks(program, seeds.extents, activity)
-    if isinstance(seeds.sparse, SparseSeeds) or seeds.use.sums is not None:
-        program = replace(program, body=_NamedIndices(program, activity).block(program.body))
+    program = replace(program, body=_NamedIndices(program, activity, seeds.extents).block(program.body))
     return Facts.of(program, seeds, activity, own), accesses
 
 
@@ -317,7 +315,7 @@ class Transform:
         builder.frozen.update(v.local for v in reads if not v.index)
         expressions, arguments = Expressions(builder, is_again=facts.seeds.use.is_again), Arguments(facts.program)
         parameters = dict(named for c, role in roles.items() for named in named_columns(c, role, facts.seeds).items())
-        naming = Naming(builder, facts.indices, expressions.keep, parameters, numbering)
+        naming = Naming(builder, facts.indices, parameters, numbering)
         walk = PassState(facts, plan, blocks, builder, expressions, Cursor(), naming, numbering, arguments)
         stored = [c for c in in_order if _has_shadow(c, facts, numbering)]
         arrays = {c: walk.arguments.add(c, f"d_{c.name}", c.dtype) for c in stored}
