@@ -12,7 +12,7 @@ from taichi_program import end_program, initialise
 
 from taichi_ext import Jacobian, UnsupportedError, backend, jacobian
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.differentiate.transform.special import serialized
+from taichi_ext.differentiate.transform.forward import serialized
 from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Program, Read
 
 pytestmark = pytest.mark.cpu_only("the threads of the CPU, and their number")

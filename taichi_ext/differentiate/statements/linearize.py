@@ -222,12 +222,11 @@ class Linearizer:
 
     def stored(self, values: list[ir.Value]) -> list[linear.Form]:
         """The tangents of values that are stored together, some under a condition."""
-        picks = [(v, v.args[1]) if _is_zero_otherwise(v) else (None, v) for v in values]
-        forms = self._locals.stored([self.unsettled(value) for _, value in picks])
-        return [
-            form if node is None or not form else self._choice(node, [linear.materialize(self._walk.builder, form), {}])
-            for (node, _), form in zip(picks, forms, strict=True)
-        ]
+        forms = self._locals.stored(list(map(self.unsettled, map(_where_chosen, values))))
+        for n, value in enumerate(values):
+            if _is_zero_otherwise(value) and forms[n]:
+                forms[n] = self._choice(value, [linear.materialize(self._walk.builder, forms[n]), {}])
+        return forms
 
     def unsettled(self, node: ir.Value) -> linear.Form:
         """The tangent of a value, with pivots; its coefficients are not yet evaluated."""
@@ -408,6 +407,11 @@ class Linearizer:
             values.append(self._walk.expressions.keep(node))
             picks = tuple(p if p is None else self._walk.builder.keep(p, "is_first") for p in rule.picks(*values))
         return linear.chosen(picks, forms, node.dtype, self._finish)
+
+
+def _where_chosen(value: ir.Value) -> ir.Value:
+    """``x`` of ``select(condition, x, 0)``, else the value itself."""
+    return value.args[1] if _is_zero_otherwise(value) else value
 
 
 def _is_zero_otherwise(value: ir.Value) -> TypeGuard[ir.Op]:

@@ -15,14 +15,12 @@ from functools import partial
 from typing import Any
 
 import taichi_ext.program as ir
-from taichi_ext.analysis.activity import Activity, find_activity, useful_activity
 from taichi_ext.analysis.affine import Affine
-from taichi_ext.analysis.bounds import UncertainAccess, with_checks
+from taichi_ext.analysis.bounds import UncertainAccess
 from taichi_ext.analysis.energy_sums import EnergySums
-from taichi_ext.analysis.loops import Extents, integer_forms
-from taichi_ext.analysis.same_values import ValueNumbers
+from taichi_ext.analysis.loops import Extent
 from taichi_ext.analysis.stores import grouped
-from taichi_ext.differentiate.edges.edges import RuleContext, boundary, check_positions, own_seeds
+from taichi_ext.differentiate.edges.edges import RuleContext, boundary
 from taichi_ext.differentiate.facts.decisions import (
     Differentiated,
     DifferentiationRequest,
@@ -32,14 +30,12 @@ from taichi_ext.differentiate.facts.decisions import (
     size_of,
 )
 from taichi_ext.differentiate.facts.facts import Arguments, Facts, PassState, ShadowMatrix, given_tangents
-from taichi_ext.differentiate.facts.pixel_indices import with_real_positions
 from taichi_ext.differentiate.forms.entry_sites import Blocks, DenseRowsError
-from taichi_ext.differentiate.forms.forms import Cursor, Form, Seed
+from taichi_ext.differentiate.forms.forms import Cursor, Form, Seed, columns_only, materialize
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.report import Report, costs, found_edges, loop_choices
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering, RowNumbering, SparseSeeds
 from taichi_ext.differentiate.plan.storage_plan import PlanState, StoragePlan
-from taichi_ext.differentiate.rules.decompositions import with_equations
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter, RowWriter
 from taichi_ext.differentiate.sparse.sparse_counts import Counts
 from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
@@ -56,106 +52,11 @@ from taichi_ext.differentiate.statements.shadows import (
 )
 from taichi_ext.differentiate.storage.storage import LocalStorage
 from taichi_ext.differentiate.storage.storages import EnergyPart, GradientTerms, GradientWriter, LocalForms, Storages
-from taichi_ext.differentiate.transform import special
-from taichi_ext.differentiate.transform.special import serialized
+from taichi_ext.differentiate.transform.preparation import find_facts
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Body, Program, statements
-from taichi_ext.program.build import Builder, Expressions, literal
+from taichi_ext.program import I32, Body, Declare, For, Local, Program, Read, cited, statements
+from taichi_ext.program.build import Builder, Expressions, add, cast, indices_of, literal
 from taichi_ext.program.keys import TERMS
-
-
-class _NamedIndices:
-    """Writes blocks with a local for each index of an entry with a tangent that has no normal form."""
-
-    def __init__(self, program: ir.Program, activity: Activity, extents: Extents) -> None:
-        self.activity = activity
-        self.forms = integer_forms(program.body, extents)
-        self.numbers = ValueNumbers()
-        self.lasting: dict[int, ir.Local] = {}  # the names here of indices that never change
-        self.others: dict[int, ir.Local] = {}  # of those in one statement
-        self.added: list[ir.Statement] = []
-
-    def block(self, body: ir.Body) -> ir.Body:
-        outer, self.lasting, result = self.lasting, dict(self.lasting), []
-        for group in grouped(body):
-            self.others, self.added = {}, []
-            new = [self._named(s) for s in group]
-            result += self.added
-            result += [ir.with_blocks(s, self.block) for s in new]
-        self.lasting = outer
-        return tuple(result)
-
-    def _named(self, s: ir.Statement) -> ir.Statement:
-        if not isinstance(s, ir.WITH_TANGENTS):
-            return s
-        done: dict[ir.Value, ir.Value] = {}
-
-        def change(value: ir.Value) -> ir.Value:
-            if value not in done:
-                done[value] = value
-                if isinstance(value, (ir.Op, ir.Load, ir.Read)) and self.activity.has(value):
-                    new = ir.with_children(value, change)
-                    done[value] = self._entry(new) if isinstance(new, (ir.Load, ir.Read)) else new
-            return done[value]
-
-        new = ir.with_values(s, change)
-        if isinstance(new, ir.Store) and self.activity.has(new.target):
-            return replace(new, target=self._entry(new.target))
-        return new
-
-    def _entry(self, entry: ir.Target) -> ir.Target:
-        if isinstance(entry, ir.Read):
-            return replace(entry, index=tuple(map(self._name, entry.index))) if entry.index else entry
-        indices, component = tuple(map(self._name, entry.indices)), tuple(map(self._name, entry.component))
-        return replace(entry, indices=indices, component=component)
-
-    def _name(self, index: int | ir.Value) -> int | ir.Value:
-        if self.forms.form(index) is not None:
-            return index
-        assert isinstance(index, ir.Value)
-        number, names = self.numbers.of(index), self.lasting if self.forms.is_unchanging(index) else self.others
-        if number not in names:
-            names[number] = local = ir.Local("index", index.dtype, (), "temporary")
-            self.added.append(ir.Declare(local, (index,), place=index.place))
-        return ir.Read(names[number])
-
-
-def _split(s: ir.Statement, activity: Activity) -> ir.Body:
-    """The statement with an ``if`` statement for each conditional expression that carries a tangent."""
-    if not isinstance(s, ir.WITH_TANGENTS):
-        return (s,)
-    if not any(_is_branch(node, activity) for value in ir.values_of(s) for node in ir.walk(value)):
-        return (s,)
-    before: list[ir.Statement] = []
-    known: dict[ir.Value, ir.Value] = {}
-
-    def change(value: ir.Value) -> ir.Value:
-        if value not in known:
-            if _is_branch(value, activity):
-                assert isinstance(value, ir.Op)
-                known[value] = _joined(value, s, before, activity)
-            else:
-                known[value] = ir.with_children(value, change)
-        return known[value]
-
-    new = ir.with_values(s, change)
-    return (*before, new)
-
-
-def _joined(value: ir.Op, s: ir.Statement, before: list[ir.Statement], activity: Activity) -> ir.Read:
-    """A local that takes the value in an ``if`` statement, which is added to ``before``."""
-    condition, then, orelse = value.args
-    local = ir.Local("value", value.dtype)
-    target = ir.Read(local, place=value.place)
-    sides = (_split(ir.Assign(target, side, place=s.place), activity) for side in (then, orelse))
-    before.append(ir.Declare(local, (literal(0, value.dtype),), place=s.place))
-    before.append(ir.If(condition, *sides, place=s.place))
-    return target
-
-
-def _is_branch(value: ir.Value, activity: Activity) -> bool:
-    return isinstance(value, ir.Op) and value.name == "ifte" and activity.has(value)
-
 
 MOST_PASSES = 100
 
@@ -195,27 +96,6 @@ def _entries_by_number(program: Program, seeds: DifferentiationRequest) -> int:
     loads = (v for v in values if isinstance(v, ir.Load) and v.container in params)
     numbers = {(v.container, *(getattr(i, "value", i) for i in (*v.indices, *v.component))) for v in loads}
     return sum(not any(isinstance(i, ir.Value) for i in number) for number in numbers)
-
-
-def find_facts(program: Program, seeds: DifferentiationRequest) -> tuple[Facts, tuple[UncertainAccess, ...]]:
-    """The facts of the prepared program, and its accesses that may be out of range; raises for unknown derivatives."""
-    program = with_real_positions(program)
-    own = own_seeds(statements(program.body))
-    if own:
-        check_positions(program.body)
-    activity = find_activity(program, seeds.start, seeds.arguments, own)
-    body = with_equations(program.body, activity.has)
-    program = replace(program, body=ir.mapped(body, lambda s: _split(s, activity)))
-    activity = find_activity(program, seeds.start, seeds.arguments, own)
-    ignored = seeds.ignored
-    activity = replace(activity, containers=activity.containers - ignored, locals=activity.locals - ignored)
-    special.check_bits(program.body, activity)
-    activity = useful_activity(program, activity)
-    accesses: tuple[UncertainAccess, ...] = ()
-    if activity.containers or activity.locals:
-        program, accesses = with_checks(program, seeds.extents, activity)
-    program = replace(program, body=_NamedIndices(program, activity, seeds.extents).block(program.body))
-    return Facts.of(program, seeds, activity, own), accesses
 
 
 def _result(transform: Transform, body: Body, accesses: tuple[UncertainAccess, ...], passes: int) -> Differentiated:
@@ -287,6 +167,7 @@ def _first_plan(facts: Facts) -> StoragePlan:
 # locals, then the forms of expressions, which read both, then the statements that write locals and containers, and at
 # the top ``Transform``.
 
+ATOMIC = "order of iterations matters to an atomic"
 # Names of calls that are kept unchanged, on values with tangents or without
 KEPT = frozenset(("print", "assert", "append", ".append"))
 
@@ -371,9 +252,9 @@ class Transform:
                     case ir.Assign() | ir.Update() if s.target.memory in facts.activity.containers:
                         self.stores.store(facts.stores.of[s], group)
                     case ir.Atomic() if facts.is_active(s.target):
-                        special.atomic(context, self.stores, self.storages, s)
-                    case ir.Atomic() if special.is_serial_product(walk, s):
-                        special.product(walk, s)
+                        self._atomic(s)
+                    case ir.Atomic() if self._is_serial_product(s):
+                        self._product(s)
                     case ir.If():
                         walk.builder.emit(replace(s, then=self.body(s.then), orelse=self.body(s.orelse)))
                     case ir.For() if walk.plan.is_reversed(s):
@@ -381,11 +262,11 @@ class Transform:
                     case ir.For() | ir.While():
                         self._loop(s)
                     case ir.Return():
-                        special.returned(context, self.writer, s)
+                        self._return(s)
                     case ir.Boundary():
                         boundary(context, s)
                     case ir.Call():
-                        special.call(context, s)
+                        self._call(s)
                     case ir.Effect():
                         self._effect(s)
                     case _:
@@ -401,6 +282,68 @@ class Transform:
             self.context.walk.builder.place = group[0].place
             self.context.linearizer.begin_statement()
             yield group[0], group
+
+    def _atomic(self, s: ir.Atomic) -> None:
+        """An atomic operation that selects, or whose result is used: value and tangent change one after the other."""
+        context, stores, walk = self.context, self.stores, self.context.walk
+        name = s.function.removeprefix("atomic_")
+        target = s.target
+        if name in ("add", "sub") and s.result is None:
+            update = ir.Update(target, name, s.value, place=s.place)
+            if isinstance(target, ir.Load):
+                stores.store(walk.facts.stores.of[s], (update,))
+            else:
+                context.locals.assign(update)
+            return
+        if isinstance(target, ir.Load):
+            stores.coverage.read.add(target.container)
+            if not walk.facts.stores.is_private(walk.facts.stores.of[s]):
+                walk.plan.keep_order(walk.cursor.parallel_loop, ATOMIC)
+        elif walk.cursor.parallel_loop is not None and self.storages.by_local[target.local].declared.block.is_kernel:
+            walk.plan.keep_order(walk.cursor.parallel_loop, ATOMIC)
+        old = self._old(s)
+        context.locals.declare_kept(ir.Declare(old, (target,), place=s.place), target)
+        was: ir.Value = ir.Read(old)
+        given = cast(s.value, target.dtype)  # as Taichi does before it combines
+        # the right-hand operand wins a tie: here the old value
+        value = ir.Op(name, (was, given) if name in ("add", "sub", "mul") else (given, was), target.dtype)
+        context.linearizer.begin_statement()
+        if isinstance(target, ir.Load):
+            stores.store(walk.facts.stores.of[s], (ir.Assign(target, value, place=s.place),))
+        else:
+            context.locals.assign(ir.Assign(target, value, place=s.place))
+
+    def _old(self, s: ir.Atomic) -> ir.Local:
+        """The old value at the place of an atomic operation."""
+        old = self.context.walk.facts.olds[s]
+        self.context.walk.builder.frozen.add(old)
+        return old
+
+    def _is_serial_product(self, s: ir.Atomic) -> bool:
+        """Whether this is a product in memory where one thread runs: Taichi 1.7.4 aborts on ``ti.atomic_mul`` there."""
+        loop = self.context.walk.cursor.parallel_loop
+        is_serial = loop is None or loop.statement in self.context.walk.plan.serial
+        return s.function == "atomic_mul" and isinstance(s.target, ir.Load) and is_serial
+
+    def _product(self, s: ir.Atomic) -> None:
+        """A product without tangents, in two steps."""
+        old, builder = self._old(s), self.context.walk.builder
+        builder.emit(ir.Declare(old, (s.target,), place=s.place))
+        builder.assign(s.target, ir.Op("mul", (ir.Read(old), cast(s.value, s.target.dtype)), s.target.dtype))
+
+    def _return(self, s: ir.Return) -> None:
+        context, walk, values = self.context, self.context.walk, [e for group in s.values for e in ir.entries(group)]
+        if walk.facts.seeds.wants_return:
+            forms = (columns_only(context.linearizer.form(value), walk.numbering.is_column) for value in values)
+            self.writer.returned((materialize(walk.builder, form) for form in forms), len(values), values[0].dtype)
+        walk.builder.emit(ir.with_values(s, context.primal))
+
+    def _call(self, s: ir.Call) -> None:
+        """A function of Taichi's library: equations give the tangents of its results, see ``with_equations``."""
+        walk = self.context.walk
+        if any(map(walk.facts.is_active, ir.values_of(s))):
+            raise_unknown(s.function, s.place)
+        walk.builder.emit(ir.with_values(s, self.context.primal))
 
     def _effect(self, s: ir.Effect) -> None:
         """Emit a call unchanged."""
@@ -444,6 +387,34 @@ def _has_shadow(container: ir.Container, facts: Facts, numbering: RowNumbering) 
         return False
     role = facts.seeds.roles.get(container, Role())
     return role.first_column is None or container in facts.stores.sites
+
+
+def serialized(loop: For, extent: Extent | None, *, is_host: bool) -> For:
+    """The loop as one that runs in one thread; ``extent`` is that of the field that it runs over.
+
+    On a GPU, Taichi ignores serialize=True for loops over fields: there they become loops over a range.
+    """
+    if loop.kind not in ("field", "grouped"):
+        return replace(loop, config={**loop.config, "serialize": True})
+    if is_host:  # Taichi does not heed serialize=True in loops over fields
+        return replace(loop, config={**loop.config, "parallelize": 1})
+    if loop.kind == "grouped" or extent is None or not extent.is_full:
+        raise UnsupportedError(
+            f"{cited(loop.place)}"
+            "The order of the iterations matters to the derivative here, and Taichi runs this loop over a field in "
+            "parallel on a GPU. Write it as a loop over a range: for i, j in ti.ndrange(n, m)."
+        )
+    return _over_range(loop, extent)
+
+
+def _over_range(loop: For, extent: Extent) -> For:
+    """A loop over a dense field as a loop over the number of the entry."""
+    number = Local("number", I32, (), "loop")
+    indices = zip(loop.variables, indices_of(Read(number), extent.shape), extent.bounds, strict=True)
+    before = (Declare(v, (cast(add(i, first), I32),), place=loop.place) for v, i, (first, _) in indices)
+    total = literal(math.prod(extent.shape), I32)
+    config = {**loop.config, "serialize": True}
+    return replace(loop, kind="range", variables=(number,), domain=(total,), body=(*before, *loop.body), config=config)
 
 
 # The ends of tangents: rows of a dense Jacobian, entries of a sparse one, terms of the gradient of an energy.

@@ -36,7 +36,7 @@ from taichi_ext.differentiate.edges.edges import check_again
 from taichi_ext.differentiate.facts.decisions import Device, Differentiated, DifferentiationRequest, Role
 from taichi_ext.differentiate.facts.facts import shadow_argument
 from taichi_ext.differentiate.transform.forward import differentiate
-from taichi_ext.differentiate.transform.special import check_bits
+from taichi_ext.differentiate.transform.preparation import check_bits
 from taichi_ext.emit import build
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Container, Load, Local, Read, Value
