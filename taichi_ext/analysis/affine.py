@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -54,6 +55,12 @@ class Affine:
         if factor == 0:
             return Affine()
         return Affine(tuple((a, f * factor) for a, f in self.terms), self.constant * factor)
+
+    def is_apart_from(self, other: Affine) -> bool:
+        """Whether the two differ for all values of their variables, which may be others in each."""
+        divisor = math.gcd(*(factor for _, factor in (*self.terms, *other.terms)))
+        difference = self.constant - other.constant
+        return difference % divisor != 0 if divisor else difference != 0
 
     def between(self, interval: Callable[[Atom], tuple[int, int]]) -> tuple[int, int]:
         """The least and the greatest value where none wraps around, from those of its atoms."""

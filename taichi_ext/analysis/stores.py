@@ -46,7 +46,7 @@ class StoreSite:
         pairs = list(zip(self.indices, other.indices, strict=True))
         if self.component is not None and other.component is not None:
             pairs.append((self.component, other.component))
-        return any(a.terms == b.terms and a.constant != b.constant and a.is_constant for a, b in pairs)
+        return any(a.is_apart_from(b) for a, b in pairs)
 
 
 class Stores:

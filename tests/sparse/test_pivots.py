@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 from taichi_ext import Hessian, hessian
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.forms.forms import Pivot, Seed
-from taichi_ext.differentiate.storage.pivots import pivots_of, without_pivots
+from taichi_ext.differentiate.storage.storages import pivots_of, without_pivots
 from taichi_ext.program import F64, Local
 from taichi_ext.program.build import Builder
 

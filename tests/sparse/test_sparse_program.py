@@ -9,7 +9,6 @@ from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.facts.decisions import DifferentiationRequest, Role
 from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, SparseColumns
 from taichi_ext.differentiate.plan.sparse_numbering import SparseSeeds
-from taichi_ext.differentiate.sparse.entry_writer import are_apart
 from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Op, Program, Read
 
@@ -54,9 +53,9 @@ def test_reasons_for_dense_rows():
 
 def test_rows_that_are_apart():
     even = Affine(((i, 2),))
-    assert are_apart(even, Affine(((j, 4),), 1))
-    assert not are_apart(even, Affine(((j, 3),), 1))
-    assert not are_apart(even, even)
+    assert even.is_apart_from(Affine(((j, 4),), 1))
+    assert not even.is_apart_from(Affine(((j, 3),), 1))
+    assert not even.is_apart_from(even)
 
 
 def test_columns_of_fields_in_between_are_numbered_in_the_order_of_the_program():

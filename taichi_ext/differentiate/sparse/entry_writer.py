@@ -9,7 +9,6 @@ iteration has stored before.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -59,17 +58,9 @@ def check_order(reads: list[SparseAccess], writes: list[SparseAccess]) -> None:
     )
 
 
-def are_apart(a: Affine, b: Affine) -> bool:
-    """Whether two rows differ for all values of their variables."""
-    if a.is_constant and b.is_constant:
-        return a.constant != b.constant
-    divisor = math.gcd(*(factor for _, factor in (*a.terms, *b.terms)))
-    return (a.constant - b.constant) % divisor != 0
-
-
 def _meet(read: SparseAccess, write: SparseAccess) -> bool:
     """Whether a read may or may not see a write of the same stage."""
-    if are_apart(read.row, write.row):
+    if read.row.is_apart_from(write.row):
         return False
     if read.since is not None:  # stored before by this iteration: valid unless another store comes in between
         is_later = write.order > read.order
@@ -81,7 +72,7 @@ def _meet(read: SparseAccess, write: SparseAccess) -> bool:
 
 def _are_in_order(first: SparseAccess, second: SparseAccess) -> bool:
     """Whether the host can decide which of two writes of a stage counts; the first is earlier in the text."""
-    if (first.is_sum and second.is_sum) or are_apart(first.row, second.row):
+    if (first.is_sum and second.is_sum) or first.row.is_apart_from(second.row):
         return True
     is_same_row = first.row == second.row
     if not second.is_sum:
@@ -250,10 +241,10 @@ class EntryWriter(RowWriter):
         return self._order
 
     def _is_written_before(self, key: Key, row: Affine) -> bool:
-        return any(w.key == key and w.stage == self.stage and not are_apart(w.row, row) for w in self._writes)
+        return any(w.key == key and w.stage == self.stage and not row.is_apart_from(w.row) for w in self._writes)
 
     def _forget(self, key: Key, row: Affine) -> None:
-        for known in [k for k in self._stored if k[0] == key and not are_apart(k[1], row)]:
+        for known in [k for k in self._stored if k[0] == key and not row.is_apart_from(k[1])]:
             del self._stored[known]
 
     def _note(self, key: Key, row: Affine, is_injective: bool, *, is_sum: bool) -> None:

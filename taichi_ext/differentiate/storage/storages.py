@@ -18,10 +18,9 @@ from taichi_ext.differentiate.plan.row_terms import FILLED, RowDecision
 from taichi_ext.differentiate.plan.storage_plan import StorageKey
 from taichi_ext.differentiate.sparse.entry_writer import RowWriter
 from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
-from taichi_ext.differentiate.storage.pivots import is_worth_pivot, pivots_of, without_pivots
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
 from taichi_ext.program import I32, Container, Local, Read, Type, Update, Value, declared, statements
-from taichi_ext.program.build import Index, cast, literal
+from taichi_ext.program.build import Builder, Index, cast, is_number, literal
 from taichi_ext.program.keys import RETURN, Whole
 
 MOST_IN_ROWS = 16  # columns up to which a local whose form has several rows gets one, and shared ones a local array
@@ -350,3 +349,71 @@ def _own_form(seed: linear.LocalSeed, form: linear.Form) -> linear.Form:
     """The form of what has a seed of its own."""
     beside = {x for x in form if type(x) is linear.LocalSeed and (x.local, x.entry) in seed.position}
     return {**{x: c for x, c in form.items() if x not in beside}, seed: 1}
+
+
+# Tangents of locals that stand for themselves in forms, until what is stored is known.
+#
+# With forms over columns, each operation of an energy costs a product for each column of its element, although its
+# numbers may depend on few others: the 12 columns of a tetrahedron pass through the 9 entries of F. So a local of a
+# Hessian's program is a leaf of the forms that use it, a *pivot*. The forms that are stored together are a graph then,
+# from rows over pivots to columns, and pivots are eliminated one by one: each user of a pivot gets its form, times a
+# coefficient. That is the chain rule in any order of operations, forward and reverse among them. The next pivot is the
+# one with the fewest products, less those that it would take if it were the last (U. Naumann, "Optimal accumulation of
+# Jacobian matrices by elimination methods on the dual computational graph", 2004, section 4).
+
+Pivots = Mapping[linear.Pivot, linear.Form]  # in the order of their declarations
+Node = linear.Pivot | int  # a pivot, or the number of a row
+
+
+def is_worth_pivot(form: linear.Form) -> bool:
+    """Whether a tangent is more than that of another value, and can be linear.kept as it is: rows may change."""
+    is_another = len(form) == 1 and all(is_number(c, 1) for c in form.values())
+    return bool(form) and not is_another and all(isinstance(leaf, (linear.Seed, linear.Pivot)) for leaf in form)
+
+
+def pivots_of(forms: Iterable[linear.Form], pivots: Pivots) -> dict[linear.Pivot, linear.Form]:
+    """All pivots that forms are made of, in the order of their declarations."""
+    found: set[linear.Pivot] = set()
+    stack = [leaf for form in forms for leaf in form if isinstance(leaf, linear.Pivot)]
+    while stack:
+        pivot = stack.pop()
+        if pivot not in found:
+            found.add(pivot)
+            stack.extend(leaf for leaf in pivots[pivot] if isinstance(leaf, linear.Pivot))
+    return {pivot: form for pivot, form in pivots.items() if pivot in found}
+
+
+def without_pivots(builder: Builder, pivots: Pivots, rows: list[linear.Form]) -> list[linear.Form]:
+    """The forms over columns; ``pivots``: all that they are made of."""
+    nodes: dict[Node, linear.Form] = {pivot: dict(form) for pivot, form in pivots.items()}
+    nodes |= {n: dict(row) for n, row in enumerate(rows)}
+    users: dict[linear.Pivot, dict[Node, None]] = {pivot: {} for pivot in pivots}
+    for node, form in nodes.items():
+        for leaf in form:
+            if isinstance(leaf, linear.Pivot):
+                users[leaf][node] = None
+    most = _products(pivots, users)
+    while users:
+        pivot = min(users, key=lambda p: len(users[p]) * len(nodes[p]) - most[p])
+        form, using = nodes.pop(pivot), users.pop(pivot)
+        if len(using) > 1:
+            form = {leaf: linear.kept(builder, c) for leaf, c in form.items()}
+        for user in using:
+            c = nodes[user].pop(pivot)
+            linear.accumulate(nodes[user], form, linear.kept(builder, c) if len(form) > 1 else c)
+        for leaf in form:
+            if isinstance(leaf, linear.Pivot):
+                del users[leaf][pivot]
+                users[leaf].update(using)
+    return [nodes[n] for n in range(len(rows))]
+
+
+def _products(pivots: Pivots, users: Mapping[linear.Pivot, Iterable[Node]]) -> dict[linear.Pivot, int]:
+    """For each pivot, how many columns it depends on, times how many rows depend on it."""
+    columns: dict[linear.Pivot, set[linear.Leaf]] = {}
+    for pivot, form in pivots.items():
+        columns[pivot] = set().union(*(columns[x] if isinstance(x, linear.Pivot) else {x} for x in form))
+    rows: dict[linear.Pivot, set[Node]] = {}
+    for pivot in reversed(list(pivots)):
+        rows[pivot] = set().union(*(rows[x] if isinstance(x, linear.Pivot) else {x} for x in users[pivot]))
+    return {pivot: len(columns[pivot]) * len(rows[pivot]) for pivot in pivots}
