@@ -17,19 +17,30 @@ all accesses are such. They would add to the entries around them in turns; in la
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
 import taichi_ext.program as ir
-from taichi_ext.adjoint.contention import Bounds
+from taichi_ext.adjoint.draws import Bounds
 from taichi_ext.adjoint.sweep import Sweep
 from taichi_ext.analysis.affine import Atom
 from taichi_ext.analysis.changes import varying_locals, written_containers
+from taichi_ext.analysis.same_values import is_equal
+from taichi_ext.cached import cached_property
 from taichi_ext.program import Const, Load
 from taichi_ext.program.build import literal, operation
 from taichi_ext.schedule.elementary import elementary_of
-from taichi_ext.schedule.lanes import COMPILED, MOST_NUMBERS, MOST_OPERATIONS, CannotError, Lanes, Survey, work_of
+from taichi_ext.schedule.lanes import (
+    COMPILED,
+    MOST_NUMBERS,
+    MOST_OPERATIONS,
+    CannotError,
+    Lanes,
+    Memory,
+    Survey,
+    work_of,
+)
 from taichi_ext.schedule.loops import spread
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.schedule.masks import with_masks
@@ -55,11 +66,27 @@ def adjoint_in_lanes(sweep: Sweep, loop: ir.For, bounds: Bounds, threads: int) -
     Raises:
         CannotError: that is not possible, or does not pay.
     """
-    *rows, size = (end for _, end in bounds)
     if sweep.tape.is_used or sweep.dirty or any(first for first, _ in bounds):
         raise CannotError("it keeps numbers, or does not begin at 0")
+    width = next((a.width for a in sweep.arrays.values()), 1)
+    return neighbours_in_lanes(
+        loop, [end for _, end in bounds], threads, width, is_fast=sweep.is_fast and not sweep.is_again
+    )
+
+
+def neighbours_in_lanes(loop: ir.For, ends: Sequence[int], threads: int, width: int = 0, *, is_fast: bool) -> ir.For:
+    """The same for a loop that reads nothing that it has stored to before; see ``adjoint_in_lanes``.
+
+    Args:
+        ends: of the ranges of its variables, which begin at 0.
+        width: the distance of the adjoints of neighbours; 0 for a loop of the run forward.
+        is_fast: whether functions of the library may differ in their last bits.
+    """
+    *rows, size = ends
     count = MOST
-    while count > FEWEST and (size % count or math.prod(rows) * (size // count) < STRETCHES * threads):
+    while count > FEWEST and (
+        (threads and size % count) or count > size or math.prod(rows) * (size // count) < STRETCHES * threads
+    ):
         count //= 2
     if size < count:
         raise CannotError("it is short")
@@ -71,10 +98,10 @@ def adjoint_in_lanes(sweep: Sweep, loop: ir.For, bounds: Bounds, threads: int) -
         loop = replace(loop, body=body)
     sums = _Sums(loop, varying)
     loop = replace(loop, body=sums.block(loop.body))
-    machine = Machine(threads, is_fast=sweep.is_fast and not sweep.is_again)
+    machine = Machine(threads, is_fast=is_fast)
     survey = _Survey(loop, (*rows, size), {}, machine, frozenset(varying))
     survey.is_row, survey.once = not threads, sums.once
-    survey.width = next((a.width for a in sweep.arrays.values()), 1)
+    survey.width = width
     parts = survey.block(loop.body, 1)
     if survey.is_row and survey.totals.widest == ir.F64 and not ROWS_OF_FLOAT64:
         raise CannotError("it is a row of float64, of which vectors hold fewer numbers")
@@ -98,7 +125,7 @@ def adjoint_in_lanes(sweep: Sweep, loop: ir.For, bounds: Bounds, threads: int) -
 class _Survey(Survey):
     """The statements of an adjoint, which may add to any entry of one."""
 
-    width = 1  # the distance of the adjoints of neighbours
+    width = 1  # the distance of the adjoints of neighbours; 0 for a loop of the run forward
     is_row = False  # whether what is outside of inner loops has to pay, too
     once: Collection[ir.Statement] = ()  # what is done once for all lanes
 
@@ -116,6 +143,24 @@ class _Survey(Survey):
 
     def _is_uniform(self, s: ir.Statement) -> bool:
         return s in self.once or super()._is_uniform(s)
+
+    @cached_property
+    def _mixed(self) -> dict[ir.Container, ir.Container]:
+        """Names for the reads of containers that are stored to, and of which other entries are read."""
+        entries: dict[ir.Container, set[object]] = {}
+        for load in () if self.width else (load for s in self.loop.within for load in _others(s)):
+            entries.setdefault(load.container, set()).add((*map(self.indices.form, load.indices), load.component))
+        return {c: replace(c) for c, found in entries.items() if len(found) > 1 and c in self.written}
+
+    def _memory(self, s: ir.Statement) -> Memory:
+        """LLVM cannot tell such entries apart: stores to them are in a loop behind that which reads them."""
+        memory = super()._memory(s)
+        for c, reads in self._mixed.items():
+            if c in memory.read:
+                memory.stored.add(reads)
+            if c in s.written:
+                memory.read.add(reads)
+        return memory
 
     def _is_side_by_side(self, load: Load) -> bool:
         """Whether entries of neighbouring lanes are neighbours, or the same."""
@@ -186,7 +231,7 @@ def _added(s: ir.Statement) -> ir.Value | None:
         return None
     if isinstance(s, ir.Update):
         return s.value if s.op == "add" else None
-    is_sum = isinstance(s.value, ir.Op) and s.value.name == "add" and s.value.args[0] == s.target
+    is_sum = isinstance(s.value, ir.Op) and s.value.name == "add" and is_equal(s.value.args[0], s.target)
     return s.value.args[1] if is_sum else None  # type: ignore[attr-defined]
 
 

@@ -209,7 +209,7 @@ class Survey:
     def block(self, body: ir.Body, times: int) -> tuple[Part, ...]:
         parts: list[Part] = []
         run: list[ir.Statement] = []
-        memory = _Memory()
+        memory = Memory()
 
         def close() -> None:
             if run:
@@ -240,9 +240,9 @@ class Survey:
         close()
         return tuple(parts)
 
-    def _memory(self, s: ir.Statement) -> _Memory:
+    def _memory(self, s: ir.Statement) -> Memory:
         declared = {x.local for x in (s, *s.within) if isinstance(x, ir.Declare)}
-        memory = _Memory(declared | s.written, set(s.reads))
+        memory = Memory(declared | s.written, set(s.reads))
         for x in (s, *s.within):
             targets = (x.target,) if isinstance(x, ir.Store) else ()
             for v in (*targets, *all_values(x)):
@@ -380,19 +380,19 @@ def _length(s: ir.Statement) -> int:
 
 
 @dataclass(frozen=True)
-class _Memory:
+class Memory:
     """The locals and containers that statements and their blocks store to, and those that they read."""
 
     stored: set[ir.Local | ir.Container] = field(default_factory=set)
     read: set[ir.Local | ir.Container] = field(default_factory=set)
     places: set[tuple[ir.Local, object]] = field(default_factory=set)  # in local arrays, without their constants
 
-    def add(self, later: _Memory) -> None:
+    def add(self, later: Memory) -> None:
         self.stored.update(later.stored)
         self.read.update(later.read)
         self.places.update(later.places)
 
-    def is_apart(self, later: _Memory) -> bool:
+    def is_apart(self, later: Memory) -> bool:
         """Whether a later statement can be in one loop with these.
 
         It reads no container that they store to, since they do so behind the loop. It stores to no array that they

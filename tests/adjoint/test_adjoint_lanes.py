@@ -130,6 +130,34 @@ def test_the_run_forward_is_in_lanes_too(monkeypatch):
         assert_allclose(mine, other, rtol=1e-12, atol=1e-14)
 
 
+def test_rows_of_the_run_forward_are_in_lanes():
+    """Where a condition on indices holds, with functions as arithmetic."""
+    share_program(default_fp=ti.f32, cpu_max_num_threads=2)
+    u, v, on = ti.field(ti.f32, (2, 9, 23)), ti.field(ti.f32, (9, 23)), ti.field(ti.i32, 23)
+    start = np.random.default_rng(0).uniform(0.3, 1.4, (2, 9, 23)).astype(np.float32)
+    on.from_numpy(np.arange(23) % 5)
+
+    @ti.kernel
+    def step(a: ti.i32, b: ti.i32):
+        for i, j in ti.ndrange(9, (1, 23)):
+            if 0 < i < 8 and j + 1 < 23 and on[j] > 0:
+                new = ti.sin(u[a, i, j - 1]) + u[a, i + 1, j]
+                if u[a, i, j] > 0.8:
+                    new *= u[a, i - 1, j]
+                u[b, i, j] = new
+                v[i, j] = ti.exp(-new)
+
+    run, found = lambda: (step(0, 1), step(1, 0)), []
+    for mode in ("forward", "reverse"):
+        u.from_numpy(start)
+        plan = Jacobian(run, u, v, mode=mode)
+        found.append([plan(), u.to_numpy(), v.to_numpy()])
+    for mine, other in zip(*found, strict=True):
+        assert_allclose(mine, other, rtol=2e-5, atol=1e-6)
+    text = plan.source[: plan.source.index("def step_0(")]
+    assert re.search(r"for lane in (.|\n)* sin_f32\(", text), text
+
+
 @pytest.mark.parametrize(
     "case", ["later entries", "both sides", "places in memory", "stack", "read back", "other range", "column"]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from taichi_ext.adjoint import (
     adjoint_array,
     adjoint_of,
     checked,
+    rows_in_lanes,
     running_number,
     staged,
     with_stores,
@@ -46,6 +48,7 @@ from taichi_ext.runtime.memory.shadows import check_indices, numpy_dtype
 from taichi_ext.runtime.python.dual_numbers import warn_at
 from taichi_ext.runtime.reverse.boxes import Places
 from taichi_ext.schedule import Machine, from_below_zero, is_short_below_zero, schedule, without_atomics
+from taichi_ext.schedule.lanes import CannotError
 from taichi_ext.simplify import simplify
 from taichi_ext.simplify.usage import all_values
 
@@ -256,19 +259,25 @@ class StagedKernel:
             if recorded and stage.recording is not None:
                 body = with_stores(stage.recording.original, stage.recording.recorded, recorded)
             if not active:
-                body = self._scheduled(ir.mapped(body, lambda s: ir.with_nodes(s, self._folded)))
+                body = self._scheduled(stage.loop, ir.mapped(body, lambda s: ir.with_nodes(s, self._folded)))
             made = self._stage_kernel(f"{self.program.name}_{n}", body, [*recorded], active)
             reads = made.reads | (read_containers(stage.body) & self.staged.own.keys())
             made = replace(made, reads=reads - stage.draws, writes=made.writes - stage.draws)
             self._forward[name] = made
         return self._forward[name]
 
-    def _scheduled(self, body: ir.Body) -> ir.Body:
-        """A stage whose loop runs as it does in forward mode: in lanes, or row by row."""
+    def _scheduled(self, loop: ir.For | None, body: ir.Body) -> ir.Body:
+        """A stage whose loop runs as it does in forward mode, in lanes or row by row, or whose rows are in lanes.
+
+        ``loop``: that of the stage if its iterations give the same in any order.
+        """
         if any(isinstance(s, ir.For) and s.is_together for s in ir.statements(body)):
             return body
         program, threads = replace(self.program, body=body), backend.thread_count() or 1
         machine = engine.machine_of(program, self.extents, threads, is_checked=backend.is_debug())
+        if loop is not None and len(body) == 1 and isinstance(body[0], ir.For):
+            with contextlib.suppress(CannotError):
+                return (rows_in_lanes(body[0], machine),)
         return schedule(program, program, {}, machine).program.body
 
     def _folded(self, value: Value) -> Value:
