@@ -11,8 +11,8 @@ import os
 import pickle
 import threading
 import traceback
+import uuid
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,12 +25,14 @@ from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.backend import ti
-from taichi_ext.errors import InvalidArgumentError, UnsupportedError, shown
+from taichi_ext.cached import Bounded
+from taichi_ext.errors import InvalidArgumentError, ShardError, UnsupportedError, shown
 from taichi_ext.solvers.elimination import SparseJacobian, SparseSystem
 from taichi_ext.solvers.problem import Problem, Robust
 from taichi_ext.solvers.systems import products_of
 
 _KEPT = 256  # shards whose programs a process keeps, the last ones that were used
+PROCESS = uuid.uuid4().hex  # the name of this process among those of all machines
 
 
 class Task(NamedTuple):
@@ -49,7 +51,7 @@ class Task(NamedTuple):
     loss: tuple[object, object, str] | None
     is_finite: bool  # whether residuals that are not finite are an error
     neighbours: int = 1  # how many workers share the machine
-    driver: tuple[str, int] | None = None  # the process that wants the answer, if a worker has to be another one
+    driver: str = ""  # the ``PROCESS`` that wants the answer, if a worker has to be another one
 
 
 class Sums(NamedTuple):
@@ -69,12 +71,6 @@ class Sums(NamedTuple):
 
 
 GRADIENT = (None, None, "gradient")  # in place of a loss: the gradient of an energy is wanted
-
-
-class Failure(NamedTuple):
-    """The error of a worker, in words."""
-
-    text: str
 
 
 @dataclass(eq=False)
@@ -109,21 +105,22 @@ class Worker:
     """The programs of shards, which are kept, by their factory and its arguments."""
 
     def __init__(self) -> None:
-        self._built: OrderedDict[bytes, _Shard] = OrderedDict()
+        self._built = Bounded[bytes, _Shard](_KEPT)
         self._calls = 0  # of factories
         self._last: _Shard | None = None  # whose program has run last
 
     def answer(self, task: Task) -> object:
-        """J or ``Sums``; a ``Failure`` where something raises."""
+        """J or ``Sums``; a ``ShardError`` has the error of a factory in words, since it may be none that can be pickled."""
         try:
             shard = self._shard(task)
             result, outputs = _computed(shard, task)
             shard.first = shard.first or (task.x, outputs)
             return result
         except (InvalidArgumentError, UnsupportedError) as error:
-            return Failure(f"{type(error).__name__}: {error}")
+            text = f"{type(error).__name__}: {error}"
         except Exception:
-            return Failure(f"its worker raised\n{traceback.format_exc()}")
+            text = f"its worker raised\n{traceback.format_exc()}"
+        raise ShardError(f"shard {task.shard}, from {task.factory!r}: {text}", task.shard)
 
     def leave(self) -> None:
         """Put back what the last program has written: the next one finds what factories have left."""
@@ -134,18 +131,13 @@ class Worker:
     def _shard(self, task: Task) -> _Shard:
         use = "gradient" if task.loss == GRADIENT else "jacobian"
         key = hashlib.sha256(repr((task.factory, task.format, use)).encode() + task.arguments).digest()
-        shard = self._built.get(key)
+        shard = self._built.pop(key, None)
         if self._last is not shard:
             self.leave()
         if shard is not None and not shard.is_current(self._calls, task):
-            self._built.pop(key).problem.close()
+            shard.problem.close()
             shard = None
-        if shard is None:
-            shard = self._built[key] = self._made(task, use)
-        self._built.move_to_end(key)
-        if len(self._built) > _KEPT:
-            self._built.popitem(last=False)
-        self._last = shard
+        self._last = self._built[key] = shard = shard or self._made(task, use)  # the last one that was used
         if shard.places != task.places:
             raise InvalidArgumentError(
                 f"its params have the structure {shard.places}; that of the values: {task.places}."
@@ -226,12 +218,13 @@ _worker = Worker()
 _thread = ThreadPoolExecutor(1)  # Taichi lays out fields only in the thread that has started it
 
 
-def run(task: Task, host: str) -> Any:
+def run(task: Task) -> Any:
     """The answer to a task in a worker process; tasks run one after the other."""
-    if task.driver == (host, os.getpid()):
-        return Failure(
-            "the executor computes in this process. A Taichi program cannot be shared by threads that build shards; "
-            "give an executor of processes."
+    if task.driver == PROCESS:
+        raise ShardError(
+            f"shard {task.shard}: the executor computes in this process. A Taichi program cannot be shared by threads "
+            "that build shards; give an executor of processes.",
+            task.shard,
         )
     if threading.current_thread() is threading.main_thread():
         return _worker.answer(task)

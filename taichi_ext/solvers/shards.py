@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import os
 import pickle
-import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from taichi_ext.solvers.elimination import BlockLayout, SparseSystem
 from taichi_ext.solvers.levenberg import Point, System
 from taichi_ext.solvers.parts import Part, check_finite, pieces_of, rounded
 from taichi_ext.solvers.problem import Charts
-from taichi_ext.solvers.shard_worker import GRADIENT, Failure, Sums, Task, Worker, imported, run, start_taichi
+from taichi_ext.solvers.shard_worker import GRADIENT, PROCESS, Sums, Task, Worker, imported, run, start_taichi
 from taichi_ext.solvers.systems import NormalSystem
 
 AnyExecutor = Executor | Callable[[], Executor] | None
@@ -259,7 +258,6 @@ class Workers:
 
     def __init__(self, executor: Executor | Callable[[], Executor] | None) -> None:
         self._here = Worker()
-        self._host = socket.gethostname()
         self._make = None if executor is None or isinstance(executor, Executor) else executor
         if self._make is not None and (not callable(executor) or isinstance(executor, type)):
             raise unexpected("executor", executor, "a concurrent.futures.Executor, or a function that makes one")
@@ -285,7 +283,7 @@ class Workers:
         """
         if self._pool is None:
             for task in tasks:
-                yield _checked(task, self._here.answer(task))
+                yield self._here.answer(task)
             return
         waiting, under_way = iter(tasks), deque[tuple[Task, Future[Any]]]()
         losses = alone = 0  # workers lost in a row with the first task; tasks that are computed one by one
@@ -293,7 +291,7 @@ class Workers:
         try:
             while True:
                 for task in islice(waiting, max(0, (1 if alone else 2 * count) - len(under_way))):
-                    task = task._replace(neighbours=neighbours, driver=(self._host, os.getpid()))
+                    task = task._replace(neighbours=neighbours, driver=PROCESS)
                     under_way.append((task, self._submit(task)))
                 if not under_way:
                     return
@@ -304,12 +302,14 @@ class Workers:
                     self._replace_pool(task.shard, losses, len(under_way), error)
                     waiting = chain([lost for lost, _ in under_way], waiting)
                     under_way.clear()
+                elif isinstance(error, ShardError):
+                    raise error
                 elif error is not None:
                     raise ShardError(f"shard {task.shard}: {type(error).__name__}: {error}", task.shard) from error
                 else:
                     losses, alone = 0, max(0, alone - 1)
                     under_way.popleft()
-                    yield _checked(task, future.result())
+                    yield future.result()
         finally:
             for _, future in under_way:
                 future.cancel()
@@ -317,7 +317,7 @@ class Workers:
     def _submit(self, task: Task) -> Future[Any]:
         assert self._pool is not None  # None has answered in this process
         try:
-            return self._pool.submit(run, task, self._host)
+            return self._pool.submit(run, task)
         except BrokenExecutor as error:
             future: Future[Any] = Future()
             future.set_exception(error)
@@ -355,12 +355,6 @@ def _end(pool: Executor) -> None:
         process.join(max(0.1, end - time.monotonic()))
         if process.is_alive():
             process.terminate()
-
-
-def _checked(task: Task, answer: object) -> Any:
-    if isinstance(answer, Failure):
-        raise ShardError(f"shard {task.shard}, from {task.factory!r}: {answer.text}", task.shard)
-    return answer
 
 
 def _checked_pool(pool: object) -> Executor:
