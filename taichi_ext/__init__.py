@@ -31,10 +31,10 @@ from taichi_ext.solvers.implicit import custom_root, implicit_jacobian
 from taichi_ext.solvers.least_squares import least_squares
 from taichi_ext.solvers.manifolds import Manifold
 from taichi_ext.solvers.newton import NewtonIteration, NewtonResult, newton
-from taichi_ext.solvers.normal_equations import NormalEquations, normal_equations
+from taichi_ext.solvers.normal_equations import NormalEquations, normal_equations, value_and_gradient
 from taichi_ext.solvers.operator import hessian_operator, linear_operator
 from taichi_ext.solvers.results import LeastSquaresIteration, LeastSquaresResult
-from taichi_ext.solvers.shards import map_jacobian, value_and_gradient
+from taichi_ext.solvers.shards import map_jacobian
 from taichi_ext.version import __version__
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""``normal_equations``: the matrix and vector of a Gauss-Newton step, without storing J."""
+"""Sums over residuals or shards: the matrix and vector of a Gauss-Newton step; an energy and its gradient."""
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -16,14 +16,17 @@ from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.inputs.results import joined
-from taichi_ext.api.jacobian import block_size, matrices, prepared_form, side_by_side
+from taichi_ext.api.inputs.types import Kernel
+from taichi_ext.api.jacobian import block_size, in_structure, matrices, prepared_form, side_by_side
+from taichi_ext.api.runs.by_adjoint import value_and_row
 from taichi_ext.api.runs.evaluation import Evaluation
+from taichi_ext.api.runs.subject import by_param
 from taichi_ext.errors import InvalidArgumentError, unexpected, with_short_traceback
 from taichi_ext.runtime.memory.shadows import check_fits
 from taichi_ext.solvers.operator import require_scipy
 from taichi_ext.solvers.parts import Part, check_finite, pieces_of
 from taichi_ext.solvers.problem import output_parts, residual_vector
-from taichi_ext.solvers.shards import AnyExecutor, Shards, check_shard_options
+from taichi_ext.solvers.shards import GRADIENT, AnyExecutor, Shards, check_shard_options
 
 _MEMORY = 2**28  # bytes of J in memory at once
 _ROWS = 16384  # rows of J in one product
@@ -241,3 +244,73 @@ def _sparse(evaluation: Evaluation, w: np.ndarray | None, kind: np.dtype) -> tup
     r = residual_vector(evaluation)
     weighted = J if w is None else sparse.diags_array(w, dtype=kind) @ J
     return sparse.csr_array(weighted.T @ J), np.asarray(weighted.T @ r.astype(kind)), r
+
+
+# ``value_and_gradient``: an energy and its gradient, in this process or of shards of data.
+
+
+@with_short_traceback
+def value_and_gradient(
+    kernel: Kernel | str,
+    params: object = None,
+    energy: object = None,
+    *,
+    args: tuple[object, ...] = (),
+    max_memory: int | None = None,
+    shards: Sequence[tuple[object, ...]] | None = None,
+    at: object = None,
+    executor: AnyExecutor = None,
+    init: Mapping[str, object] | None = None,
+    progress: bool | None = None,
+) -> tuple[Any, Any]:
+    """An energy and its gradient, in reverse mode: for a few plain runs, whatever the number of params.
+
+    With ``shards``, workers compute them, see ``map_jacobian``: ``kernel`` is the factory, which returns ``(kernel,
+    params, energy)`` or these and ``args``.  The sums over the shards are added in their order, in float64.  They are
+    the same to the last bit as with ``executor=None``, even if shards were lost and computed again, provided that the
+    kernels have no parallel atomic sums.
+
+    Args:
+        kernel: see ``hessian``; with ``shards``, the factory.
+        params, energy, args: see ``hessian``.
+        max_memory: see ``vjp``.
+        shards: the arguments of the factory, a tuple for each shard.
+        at: with ``shards``: the values of the params.
+        executor, init: with ``shards``: see ``map_jacobian``.
+        progress: True draws a progress bar, of the way back or of the shards; False shows nothing, not even what a long
+            first call does.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid; the message names it and the fix.
+        ShardError: a shard could not be computed.
+        UnsupportedError: the derivative of a construct is not known.
+
+    Returns:
+        The energy as it is after the run, and its gradient, structured like ``params``: for each an array of its shape
+        and element shape, and of the type of the energy.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import value_and_gradient
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> x, energy = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=())
+        >>> x.fill(2.0)
+        >>> @ti.kernel
+        ... def total():
+        ...     for i in x:
+        ...         energy[None] += 0.5 * i * x[i] ** 2
+        >>> value, gradient = value_and_gradient(total, x, energy)
+        >>> float(value), gradient
+        (6.0, array([0., 2., 4.]))
+    """
+    of_kernels = {"params": params, "energy": energy, "args": args or None, "max_memory": max_memory}
+    check_shard_options(shards, of_kernels, {"at": at, "executor": executor, "init": init})
+    check_progress(progress)
+    if shards is not None:
+        sums = Shards(kernel, shards, at, "at", init, None)
+        total = sums.total(executor, GRADIENT, progress or False)
+        return total.cost, sums.split(total.gradient)
+    plan, call = prepared_form(kernel, params, energy, args, checked_options(max_memory), "gradient")
+    evaluation = plan.start(call, progress="stages" if progress is None else progress)
+    value, row = value_and_row(evaluation)
+    return value, in_structure(evaluation, by_param(row, evaluation.layout), None, "params")

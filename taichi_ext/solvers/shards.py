@@ -5,15 +5,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import importlib
 import os
 import pickle
+import threading
 import time
+import traceback
+import uuid
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,19 +29,229 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.inputs.progress import check_progress, progress_bar
-from taichi_ext.api.inputs.types import Format, Kernel
-from taichi_ext.api.jacobian import in_structure, prepared_form, real_array
-from taichi_ext.api.runs.by_adjoint import value_and_row
-from taichi_ext.api.runs.subject import by_param
-from taichi_ext.errors import InvalidArgumentError, ShardError, shown, unexpected, with_short_traceback
-from taichi_ext.solvers.elimination import BlockLayout, SparseSystem
+from taichi_ext.api.inputs.types import Format
+from taichi_ext.api.jacobian import prepared_form, real_array
+from taichi_ext.backend import ti
+from taichi_ext.cached import Bounded
+from taichi_ext.errors import (
+    InvalidArgumentError,
+    ShardError,
+    UnsupportedError,
+    shown,
+    unexpected,
+    with_short_traceback,
+)
+from taichi_ext.solvers.elimination import BlockLayout, SparseJacobian, SparseSystem
 from taichi_ext.solvers.levenberg import Point, System
 from taichi_ext.solvers.parts import Part, check_finite, pieces_of, rounded
-from taichi_ext.solvers.problem import Charts
-from taichi_ext.solvers.shard_worker import GRADIENT, PROCESS, Sums, Task, Worker, imported, run, start_taichi
-from taichi_ext.solvers.systems import NormalSystem
+from taichi_ext.solvers.problem import Charts, Problem, Robust
+from taichi_ext.solvers.systems import NormalSystem, products_of
 
 AnyExecutor = Executor | Callable[[], Executor] | None
+
+# The work of a process on a shard: it builds its program once, and computes its J or its normal equations.
+
+_KEPT = 256  # shards whose programs a process keeps, the last ones that were used
+PROCESS = uuid.uuid4().hex  # the name of this process among those of all machines
+
+
+class Task(NamedTuple):
+    """A part of the work, as it is sent to a worker."""
+
+    shard: int  # its number
+    factory: str  # the import path of the function that makes its program
+    arguments: bytes  # those of the factory, pickled
+    init: dict[str, object]  # options of ``ti.init``
+    places: list[str]  # where the params stand in their structure
+    shapes: list[tuple[int, ...]]  # of the params
+    format: str | None  # of J
+    x: np.ndarray  # the values of the params, as one vector
+    # the arguments ``loss``, ``f_scale`` and ``loss_over`` of the normal equations; None where J is wanted, and
+    # ``GRADIENT`` where an energy and its gradient are
+    loss: tuple[object, object, str] | None
+    is_finite: bool  # whether residuals that are not finite are an error
+    neighbours: int = 1  # how many workers share the machine
+    driver: str = ""  # the ``PROCESS`` that wants the answer, if a worker has to be another one
+
+
+class Sums(NamedTuple):
+    """The terms of one or more shards of the normal equations, or of an energy and its gradient."""
+
+    cost: float  # or the energy
+    gradient: Any  # Jtr; None where a residual is not finite
+    JtJ: Any = None  # likewise, and for an energy
+    residuals: int = 0  # their number
+    param_types: tuple[np.dtype, ...] = ()
+    noise: float = 0.0
+
+    def plus(self, other: Sums) -> Sums:
+        gradient, JtJ = (None if a is None or b is None else a + b for a, b in zip(self[1:3], other[1:3], strict=True))
+        residuals, noise = self.residuals + other.residuals, max(self.noise, other.noise)
+        return Sums(self.cost + other.cost, gradient, JtJ, residuals, self.param_types, noise)
+
+
+GRADIENT = (None, None, "gradient")  # in place of a loss: the gradient of an energy is wanted
+
+
+@dataclass(eq=False)
+class _Shard:
+    """A shard whose program is kept."""
+
+    problem: Problem  # its program
+    residuals: object  # the outputs, as the factory has returned them
+    places: list[str]  # where the params stand in their structure
+    program: weakref.ref[Any]  # Taichi's
+    calls: int  # how often factories had been called in this process when its numbers were last known to be its own
+    first: tuple[np.ndarray, np.ndarray] | None = None  # the first point that was computed, with the outputs there
+
+    def is_current(self, calls: int, task: Task) -> bool:
+        """Whether no later call of a factory has ended its Taichi program or changed the numbers that it computes with.
+
+        A factory may fill fields that all shards share, so that the program of a shard would use the data of another.
+        """
+        if self.first is None or self.program() is not backend.program():
+            return False
+        if self.calls != calls:
+            x, before = self.first
+            now = self.problem.gradient(x)[0] if task.loss == GRADIENT else self.problem.compute(x)[0]
+            scale = self.problem.noise * np.abs(before[np.isfinite(before)]).max(initial=0.0)
+            if not np.allclose(now, before, rtol=0.0, atol=scale, equal_nan=True):
+                return False
+            self.calls = calls
+        return True
+
+
+class Worker:
+    """The programs of shards, which are kept, by their factory and its arguments."""
+
+    def __init__(self) -> None:
+        self._built = Bounded[bytes, _Shard](_KEPT)
+        self._calls = 0  # of factories
+        self._last: _Shard | None = None  # whose program has run last
+
+    def answer(self, task: Task) -> object:
+        """J or ``Sums``; a ``ShardError`` tells of any other error in words, since not all of them can be pickled."""
+        try:
+            shard = self._shard(task)
+            result, outputs = _computed(shard, task)
+            shard.first = shard.first or (task.x, outputs)
+            return result
+        except (InvalidArgumentError, UnsupportedError) as error:
+            text = f"{type(error).__name__}: {error}"
+        except Exception:
+            text = f"its worker raised\n{traceback.format_exc()}"
+        raise ShardError(f"shard {task.shard}, from {task.factory!r}: {text}", task.shard)
+
+    def leave(self) -> None:
+        """Put back what the last program has written: the next one finds what factories have left."""
+        if self._last is not None:
+            self._last.problem.close()
+            self._last = None
+
+    def _shard(self, task: Task) -> _Shard:
+        use = "gradient" if task.loss == GRADIENT else "jacobian"
+        key = hashlib.sha256(repr((task.factory, task.format, use)).encode() + task.arguments).digest()
+        shard = self._built.pop(key, None)
+        if self._last is not shard:
+            self.leave()
+        if shard is not None and not shard.is_current(self._calls, task):
+            shard.problem.close()
+            shard = None
+        self._last = self._built[key] = shard = shard or self._made(task, use)  # the last one that was used
+        if shard.places != task.places:
+            raise InvalidArgumentError(
+                f"its params have the structure {shard.places}; that of the values: {task.places}."
+            )
+        if shard.problem.shapes != task.shapes:
+            raise InvalidArgumentError(f"its params have the shapes {shard.problem.shapes}; the values: {task.shapes}.")
+        return shard
+
+    def _made(self, task: Task, use: str) -> _Shard:
+        start_taichi(task.init, task.neighbours)
+        self._calls += 1
+        made = imported(task.factory)(*pickle.loads(task.arguments))
+        if not (isinstance(made, tuple) and len(made) in (3, 4)):
+            raise InvalidArgumentError(
+                f"the factory returns {shown(made)}; expected (kernel, params, outputs) or these and args."
+            )
+        kernel, params, outputs, args = (*made, ())[:4]
+        options = checked_options(format=task.format)
+        plan, call = prepared_form(kernel, params, outputs, args, options, use)
+        places = [place for place, _ in flatten(params)[0]]
+        return _Shard(Problem(plan, call), outputs, places, weakref.ref(backend.program()), self._calls)
+
+
+def start_taichi(init: dict[str, Any], neighbours: int = 1) -> None:
+    """Start Taichi with the options of a user, where it has not been; on the CPU with a share of the cores."""
+    if backend.program() is None:
+        threads = max(1, (os.cpu_count() or 1) // neighbours)
+        options: dict[str, Any] = {"arch": ti.cpu, "cpu_max_num_threads": threads, "log_level": ti.ERROR}
+        ti.init(**{**options, **init})
+
+
+def _computed(shard: _Shard, task: Task) -> tuple[object, np.ndarray]:
+    """The answer to a task, and the outputs."""
+    if task.loss is None:
+        return shard.problem.jacobian(task.x)
+    if task.loss == GRADIENT:
+        value, gradient = shard.problem.gradient(task.x)
+        return Sums(value, gradient), np.array(value)
+    r, J = shard.problem.compute(task.x)
+    return _sums(shard, task, r, J), r
+
+
+def _sums(shard: _Shard, task: Task, r: np.ndarray, J: Any) -> Sums:
+    assert task.loss is not None
+    problem = shard.problem
+    robust = Robust(*task.loss, shard.residuals, [part.shape for part in problem.rows])
+    if task.is_finite:
+        problem.check_residuals(r)
+    rest = len(r), tuple(part.dtype for part in problem.parts), problem.noise
+    if not np.isfinite(r).all():
+        return Sums(np.inf, None, None, *rest)
+    problem.check_rows(J)
+    cost, scaled, factors = robust.apply(r)
+    if isinstance(J, SparseJacobian):
+        system = SparseSystem.of(J, scaled, factors)
+        return Sums(cost, system.gradient, system.JtJ, *rest)
+    JtJ, gradient = products_of(J, scaled, factors)
+    return Sums(cost, gradient, JtJ, *rest)
+
+
+def imported(path: str) -> Callable[..., object]:
+    """The function that an import path ``package.module:function`` names."""
+    module, _, name = path.partition(":")
+    try:
+        result: Any = importlib.import_module(module)
+        for part in name.split("."):
+            result = getattr(result, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"factory {path!r} cannot be imported here: {error}. Give a function of a module that workers can import."
+        ) from error
+    if not callable(result):
+        raise InvalidArgumentError(f"factory {path!r} is {shown(result)}; expected a function.")
+    return result
+
+
+_worker = Worker()
+_thread = ThreadPoolExecutor(1)  # Taichi lays out fields only in the thread that has started it
+
+
+def run(task: Task) -> Any:
+    """The answer to a task in a worker process; tasks run one after the other."""
+    if task.driver == PROCESS:
+        raise ShardError(
+            f"shard {task.shard}: the executor computes in this process. A Taichi program cannot be shared by threads "
+            "that build shards; give an executor of processes.",
+            task.shard,
+        )
+    if threading.current_thread() is threading.main_thread():
+        return _worker.answer(task)
+    return _thread.submit(_worker.answer, task).result()
+
+
+# The process that wants the answers.
 
 
 class Shards:
@@ -74,7 +292,7 @@ class Shards:
 
     def answers(self, workers: Workers, progress: bool | None, loss: Any = None) -> Iterator[Any]:
         """What workers answer at the given values, in the order of the shards: J, or its normal equations."""
-        with workers, progress_bar(progress, "shards", len(self._shards)) as advance:
+        with contextlib.closing(workers), progress_bar(progress, "shards", len(self._shards)) as advance:
             for answer in workers.answers(self.tasks(self.x, loss, is_finite=loss is not None)):
                 advance(1)
                 yield answer
@@ -263,12 +481,6 @@ class Workers:
             raise unexpected("executor", executor, "a concurrent.futures.Executor, or a function that makes one")
         self._pool = None if executor is None else _checked_pool(executor if self._make is None else self._make())
 
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Leave this process as factories have, and shut an executor down that was made for this call."""
         self._here.leave()
@@ -385,73 +597,3 @@ def _error_of(future: Future[object]) -> BaseException | None:
         return future.exception()
     except CancelledError as error:
         return error
-
-
-# ``value_and_gradient``: an energy and its gradient, in this process or of shards of data.
-
-
-@with_short_traceback
-def value_and_gradient(
-    kernel: Kernel | str,
-    params: object = None,
-    energy: object = None,
-    *,
-    args: tuple[object, ...] = (),
-    max_memory: int | None = None,
-    shards: Sequence[tuple[object, ...]] | None = None,
-    at: object = None,
-    executor: AnyExecutor = None,
-    init: Mapping[str, object] | None = None,
-    progress: bool | None = None,
-) -> tuple[Any, Any]:
-    """An energy and its gradient, in reverse mode: for a few plain runs, whatever the number of params.
-
-    With ``shards``, workers compute them, see ``map_jacobian``: ``kernel`` is the factory, which returns ``(kernel,
-    params, energy)`` or these and ``args``.  The sums over the shards are added in their order, in float64.  They are
-    the same to the last bit as with ``executor=None``, even if shards were lost and computed again, provided that the
-    kernels have no parallel atomic sums.
-
-    Args:
-        kernel: see ``hessian``; with ``shards``, the factory.
-        params, energy, args: see ``hessian``.
-        max_memory: see ``vjp``.
-        shards: the arguments of the factory, a tuple for each shard.
-        at: with ``shards``: the values of the params.
-        executor, init: with ``shards``: see ``map_jacobian``.
-        progress: True draws a progress bar, of the way back or of the shards; False shows nothing, not even what a long
-            first call does.
-
-    Raises:
-        InvalidArgumentError: an argument is invalid; the message names it and the fix.
-        ShardError: a shard could not be computed.
-        UnsupportedError: the derivative of a construct is not known.
-
-    Returns:
-        The energy as it is after the run, and its gradient, structured like ``params``: for each an array of its shape
-        and element shape, and of the type of the energy.
-
-    Example:
-        >>> import taichi as ti
-        >>> from taichi_ext import value_and_gradient
-        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
-        >>> x, energy = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=())
-        >>> x.fill(2.0)
-        >>> @ti.kernel
-        ... def total():
-        ...     for i in x:
-        ...         energy[None] += 0.5 * i * x[i] ** 2
-        >>> value, gradient = value_and_gradient(total, x, energy)
-        >>> float(value), gradient
-        (6.0, array([0., 2., 4.]))
-    """
-    of_kernels = {"params": params, "energy": energy, "args": args or None, "max_memory": max_memory}
-    check_shard_options(shards, of_kernels, {"at": at, "executor": executor, "init": init})
-    check_progress(progress)
-    if shards is not None:
-        sums = Shards(kernel, shards, at, "at", init, None)
-        total = sums.total(executor, GRADIENT, progress or False)
-        return total.cost, sums.split(total.gradient)
-    plan, call = prepared_form(kernel, params, energy, args, checked_options(max_memory), "gradient")
-    evaluation = plan.start(call, progress="stages" if progress is None else progress)
-    value, row = value_and_row(evaluation)
-    return value, in_structure(evaluation, by_param(row, evaluation.layout), None, "params")
