@@ -13,11 +13,9 @@ from typing import NoReturn, TypeGuard
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.same_values import ValueNumbers
-from taichi_ext.analysis.stores import StoreSite
-from taichi_ext.differentiate.facts.facts import PassState, only_inside
+from taichi_ext.differentiate.facts.facts import PassState
 from taichi_ext.differentiate.forms import forms as linear
 from taichi_ext.differentiate.rules.table import partials_of_operation, rule_of
-from taichi_ext.differentiate.statements.reverse_loops import Reversals
 from taichi_ext.differentiate.statements.shadows import ContainerTangents, ShadowFacts
 from taichi_ext.differentiate.storage.storages import Deferred, LocalForms
 from taichi_ext.errors import UnsupportedError
@@ -429,57 +427,3 @@ def raise_unknown(name: str, place: ir.Place | None) -> NoReturn:
         f"{ir.cited(place)}{name!r} is called on a value with a tangent, and its derivative is not known. Write it as "
         "a @ti.func, or call it in one that has a rule (boundary_gradient). Without a derivative: stop_gradient(x)."
     )
-
-
-# Stores to fields and arrays: first value and tangent are evaluated, then both are stored.
-
-
-@dataclass(frozen=True)
-class ContainerStores:
-    """The stores of one walk.
-
-    Attributes:
-        linearizer: the forms of values.
-        containers: the tangents of containers.
-        coverage: the walk's findings about their shadows.
-        reversals: the loops whose tangents are accumulated at the store.
-    """
-
-    walk: PassState
-    linearizer: Linearizer
-    containers: Mapping[ir.Container, ContainerTangents]
-    coverage: ShadowFacts
-    reversals: Reversals
-
-    def store(self, site: StoreSite, group: tuple[ir.Statement, ...]) -> None:
-        """Assignments to components of one entry, or updates of it, evaluated before anything is stored."""
-        walk, builder, tangents, s = self.walk, self.walk.builder, self.containers[site.container], group[0]
-        if isinstance(s, ir.Update) and s.op not in ("add", "sub"):
-            self._update(site, group)
-            return
-        targets = [one.target for one in group]  # type: ignore[attr-defined]
-        raw = [s.value for s in group]  # type: ignore[attr-defined]
-        forms = self.linearizer.stored(raw)
-        forms = [linear.materialize(builder, linear.columns_only(f, walk.numbering.is_column)) for f in forms]
-        forms = [self.reversals.swept(f, tangents) for f in forms]
-        values = [walk.expressions.primal(v) for v in raw]
-        values = [builder.keep(v) for v in values] if len(values) > 1 else values
-        for one, target, value in zip(group, targets, values, strict=True):
-            is_sum = isinstance(one, ir.Update)
-            made = ir.Update(target, one.op, value) if is_sum else ir.Assign(target, value)
-            builder.emit(replace(made, place=one.place))
-        with only_inside(walk.naming, walk.cursor, targets[0]) as is_possible:
-            if is_possible and isinstance(s, ir.Update):
-                tangents.add(site, targets, forms, 1 if s.op == "add" else -1)
-            elif is_possible:
-                tangents.store(site, targets, forms)
-
-    def _update(self, site: StoreSite, group: tuple[ir.Statement, ...]) -> None:
-        """``entry *= value`` and the like, as assignments that read the entry."""
-        self.coverage.read.add(site.container)
-        for u in group:
-            assert isinstance(u, ir.Update)
-            assert isinstance(u.target, ir.Load)
-            value = ir.Op(u.op, (u.target, u.value), u.target.dtype, place=u.value.place)
-            component = self.containers[site.container].component(u.target)
-            self.store(replace(site, component=component), (ir.Assign(u.target, value, place=u.place),))

@@ -19,7 +19,7 @@ from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.bounds import UncertainAccess
 from taichi_ext.analysis.energy_sums import EnergySums
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.analysis.stores import grouped
+from taichi_ext.analysis.stores import StoreSite, grouped
 from taichi_ext.differentiate.edges.edges import RuleContext, boundary
 from taichi_ext.differentiate.facts.decisions import (
     Differentiated,
@@ -29,7 +29,14 @@ from taichi_ext.differentiate.facts.decisions import (
     role_of,
     size_of,
 )
-from taichi_ext.differentiate.facts.facts import Arguments, Facts, PassState, ShadowMatrix, given_tangents
+from taichi_ext.differentiate.facts.facts import (
+    Arguments,
+    Facts,
+    PassState,
+    ShadowMatrix,
+    given_tangents,
+    only_inside,
+)
 from taichi_ext.differentiate.forms.entry_sites import Blocks, DenseRowsError
 from taichi_ext.differentiate.forms.forms import Cursor, Form, Seed, columns_only, materialize
 from taichi_ext.differentiate.plan.naming import Naming
@@ -39,10 +46,9 @@ from taichi_ext.differentiate.plan.storage_plan import PlanState, StoragePlan
 from taichi_ext.differentiate.sparse.entry_writer import EntryWriter, RowWriter
 from taichi_ext.differentiate.sparse.sparse_counts import Counts
 from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
-from taichi_ext.differentiate.statements.linearize import ContainerStores, Linearizer, raise_unknown
+from taichi_ext.differentiate.statements.linearize import Linearizer, raise_unknown
 from taichi_ext.differentiate.statements.local_tangents import LocalTangents
-from taichi_ext.differentiate.statements.loop_inputs import LoopInputs
-from taichi_ext.differentiate.statements.reverse_loops import Reversals
+from taichi_ext.differentiate.statements.reverse_loops import LoopInputs, Reversals
 from taichi_ext.differentiate.statements.shadows import (
     ContainerTangents,
     EnergyTangents,
@@ -100,7 +106,7 @@ def _entries_by_number(program: Program, seeds: DifferentiationRequest) -> int:
 
 def _result(transform: Transform, body: Body, accesses: tuple[UncertainAccess, ...], passes: int) -> Differentiated:
     """The result of the last pass; raises UnsupportedError where a derivative is not known."""
-    walk, writer, coverage = transform.context.walk, transform.writer, transform.stores.coverage
+    walk, writer, coverage = transform.context.walk, transform.writer, transform.coverage
     plan = walk.plan
     for message in walk.problems:
         raise UnsupportedError(message)
@@ -139,7 +145,7 @@ def _is_complete(plan: StoragePlan, before: PlanState, transform: Transform) -> 
     if plan.state() != before:
         return False
     # optimisations are decided last
-    rows = transform.storages.row_decisions(transform.stores.coverage.read)
+    rows = transform.storages.row_decisions(transform.coverage.read)
     has_news = any(plan.rows.get(local) != decision for local, decision in rows.items())
     plan.rows.update(rows)
     return not has_news and not transform.reversals.choose()
@@ -177,7 +183,8 @@ class Transform:
     """The statements of one walk."""
 
     context: RuleContext  # the walk, forms of values, tangents of locals
-    stores: ContainerStores
+    containers: Mapping[ir.Container, ContainerTangents]
+    coverage: ShadowFacts  # the findings about their shadows
     storages: Storages
     reversals: Reversals  # the loops whose tangents are accumulated backwards
     inputs: LoopInputs  # the inputs of the others
@@ -210,8 +217,7 @@ class Transform:
         linearizer = Linearizer(walk, forms, containers, coverage)
         context = RuleContext(walk, linearizer, forms, LocalTangents(walk, storages, forms, linearizer))
         reversals = Reversals(walk, storages)
-        stores = ContainerStores(walk, linearizer, containers, coverage, reversals)
-        return cls(context, stores, storages, reversals, LoopInputs(walk, storages, forms), end.writer)
+        return cls(context, containers, coverage, storages, reversals, LoopInputs(walk, storages, forms), end.writer)
 
     def seed_arguments(self) -> None:
         """Set the tangents of arguments and Python numbers that are parameters."""
@@ -250,7 +256,7 @@ class Transform:
                     case ir.Assign(target=ir.Read()) | ir.Update(target=ir.Read()):
                         context.locals.assign(s)
                     case ir.Assign() | ir.Update() if s.target.memory in facts.activity.containers:
-                        self.stores.store(facts.stores.of[s], group)
+                        self._store(facts.stores.of[s], group)
                     case ir.Atomic() if facts.is_active(s.target):
                         self._atomic(s)
                     case ir.Atomic() if self._is_serial_product(s):
@@ -283,20 +289,54 @@ class Transform:
             self.context.linearizer.begin_statement()
             yield group[0], group
 
+    def _store(self, site: StoreSite, group: tuple[ir.Statement, ...]) -> None:
+        """Assignments to components of one entry, or updates of it, evaluated before anything is stored."""
+        walk, tangents, s = self.context.walk, self.containers[site.container], group[0]
+        builder, linearizer = walk.builder, self.context.linearizer
+        if isinstance(s, ir.Update) and s.op not in ("add", "sub"):
+            self._updated(site, group)
+            return
+        targets = [one.target for one in group]  # type: ignore[attr-defined]
+        raw = [s.value for s in group]  # type: ignore[attr-defined]
+        forms = linearizer.stored(raw)
+        forms = [materialize(builder, columns_only(f, walk.numbering.is_column)) for f in forms]
+        forms = [self.reversals.swept(f, tangents) for f in forms]
+        values = [walk.expressions.primal(v) for v in raw]
+        values = [builder.keep(v) for v in values] if len(values) > 1 else values
+        for one, target, value in zip(group, targets, values, strict=True):
+            is_sum = isinstance(one, ir.Update)
+            made = ir.Update(target, one.op, value) if is_sum else ir.Assign(target, value)
+            builder.emit(replace(made, place=one.place))
+        with only_inside(walk.naming, walk.cursor, targets[0]) as is_possible:
+            if is_possible and isinstance(s, ir.Update):
+                tangents.add(site, targets, forms, 1 if s.op == "add" else -1)
+            elif is_possible:
+                tangents.store(site, targets, forms)
+
+    def _updated(self, site: StoreSite, group: tuple[ir.Statement, ...]) -> None:
+        """``entry *= value`` and the like, as assignments that read the entry."""
+        self.coverage.read.add(site.container)
+        for u in group:
+            assert isinstance(u, ir.Update)
+            assert isinstance(u.target, ir.Load)
+            value = ir.Op(u.op, (u.target, u.value), u.target.dtype, place=u.value.place)
+            component = self.containers[site.container].component(u.target)
+            self._store(replace(site, component=component), (ir.Assign(u.target, value, place=u.place),))
+
     def _atomic(self, s: ir.Atomic) -> None:
         """An atomic operation that selects, or whose result is used: value and tangent change one after the other."""
-        context, stores, walk = self.context, self.stores, self.context.walk
+        context, walk = self.context, self.context.walk
         name = s.function.removeprefix("atomic_")
         target = s.target
         if name in ("add", "sub") and s.result is None:
             update = ir.Update(target, name, s.value, place=s.place)
             if isinstance(target, ir.Load):
-                stores.store(walk.facts.stores.of[s], (update,))
+                self._store(walk.facts.stores.of[s], (update,))
             else:
                 context.locals.assign(update)
             return
         if isinstance(target, ir.Load):
-            stores.coverage.read.add(target.container)
+            self.coverage.read.add(target.container)
             if not walk.facts.stores.is_private(walk.facts.stores.of[s]):
                 walk.plan.keep_order(walk.cursor.parallel_loop, ATOMIC)
         elif walk.cursor.parallel_loop is not None and self.storages.by_local[target.local].declared.block.is_kernel:
@@ -309,7 +349,7 @@ class Transform:
         value = ir.Op(name, (was, given) if name in ("add", "sub", "mul") else (given, was), target.dtype)
         context.linearizer.begin_statement()
         if isinstance(target, ir.Load):
-            stores.store(walk.facts.stores.of[s], (ir.Assign(target, value, place=s.place),))
+            self._store(walk.facts.stores.of[s], (ir.Assign(target, value, place=s.place),))
         else:
             context.locals.assign(ir.Assign(target, value, place=s.place))
 
@@ -370,7 +410,7 @@ class Transform:
         with walk.cursor.in_loop(facts.loops[s]):
             body = self.body(s.body, variables)
         if not walk.cursor.loops:
-            self.stores.coverage.end_loop()
+            self.coverage.end_loop()
         new = replace(s, body=body)
         if isinstance(new, ir.For) and s in walk.plan.serial:
             over = new.domain[0] if new.domain else None
