@@ -22,8 +22,8 @@ from taichi_ext.adjoint.forward import (
     StoreRecord,
     WeightedRecord,
     run_forward,
+    without_jumps,
 )
-from taichi_ext.adjoint.jumps import without_jumps
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.sweep import Sweep, Weights, array_of, is_none, substitution
 from taichi_ext.adjoint.tapes import INTEGER, MOST_LOCAL, REAL, converted

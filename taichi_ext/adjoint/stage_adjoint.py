@@ -16,8 +16,7 @@ import taichi_ext.program as ir
 from taichi_ext.adjoint.backward import run_back
 from taichi_ext.adjoint.block import Block
 from taichi_ext.adjoint.contention import Bounds, bounds_of, contention
-from taichi_ext.adjoint.forward import run_forward
-from taichi_ext.adjoint.jumps import without_jumps
+from taichi_ext.adjoint.forward import run_forward, without_jumps
 from taichi_ext.adjoint.lanes import adjoint_in_lanes
 from taichi_ext.adjoint.normal import whole
 from taichi_ext.adjoint.stages import Stage

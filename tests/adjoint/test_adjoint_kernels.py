@@ -6,7 +6,7 @@ import textwrap
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, read, scalars, vectors, write
+from differences import outputs, read, scalars, write
 from kernel_texts import func_of, kernel_of, kernels_of, names_of
 from numpy.testing import assert_allclose
 
@@ -261,37 +261,6 @@ def test_locals_between_loops_outlast_a_way_back():
         scale()
 
     check(run, x, y)
-
-
-def test_all_pairs_are_in_lanes():
-    n = 520
-    x, v, total = vectors(np.random.default_rng(0).standard_normal((n, 2))), vectors(np.zeros((n, 2))), outputs()
-
-    @ti.kernel
-    def pull():
-        for i in x:
-            f = ti.Vector.zero(ti.f64, 2)
-            for j in range(n):
-                d = x[j] - x[i]
-                f += d / (d.norm_sqr() + 0.1) ** 1.5
-            v[i] = f
-
-    add = kernel_of("for i in v: total[None] += v[i].norm_sqr() * (i + 1) / n", v=v, total=total, n=n)
-
-    def run():
-        total[None] = 0
-        pull()
-        add()
-
-    gradient = vjp(run, x, total, 1.0)
-    start, step = read(x), 1e-6
-    direction = np.random.default_rng(1).standard_normal((n, 2))
-    losses = []
-    for sign in (1, -1):
-        write(x, start + sign * step * direction)
-        run()
-        losses.append(total[None])
-    assert_allclose(np.vdot(gradient, direction), (losses[0] - losses[1]) / (2 * step), rtol=1e-6)
 
 
 def test_loops_over_nodes_of_sparse_fields():

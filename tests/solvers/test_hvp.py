@@ -11,6 +11,8 @@ from numpy.testing import assert_allclose
 
 import taichi_ext as te
 from taichi_ext import InvalidArgumentError, hessian, hvp, replace_gradient, stop_gradient, value_and_gradient
+from taichi_ext.api.inputs.options import Options
+from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.runtime.reverse.kernels import StagedKernel
 
 pytestmark = pytest.mark.usefixtures("ti64")
@@ -146,6 +148,32 @@ def test_pipelines_in_place(max_memory):
         finish()
 
     check_by_differences(simulate, x, energy, max_memory=max_memory)
+
+
+def test_stages_have_one_adjoint():
+    """A state that becomes active in the first step has the adjoint of later steps, which take as long to compile."""
+    x, q, v, energy = scalars(np.linspace(0.3, 1, 3)), scalars(np.linspace(1, 2, 3)), outputs(3), scalars(0.0)
+
+    @ti.kernel
+    def step():
+        for i in v:
+            v[i] += ti.sin(q[i]) * x[i]
+        for i in q:
+            q[i] += 0.1 * v[i]
+
+    @ti.kernel
+    def finish():
+        for i in q:
+            energy[None] += q[i] ** 3
+
+    def simulate():
+        step()
+        step()
+        finish()
+
+    hvp(simulate, x, np.ones(3), energy)
+    plan, _ = prepared_form(simulate, x, energy, (), Options(), "hvp")
+    assert len(re.findall(r"def \w+_adjoint\(", plan.prepared.reverse.source)) == 3
 
 
 def test_arrays_that_share_memory():
