@@ -6,8 +6,6 @@ until one fails: those of whole folders, or with ``--whole`` the sweeps, too. Th
 failed. A change that no test finds either does not change what the package does, or asks for a test.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import compileall
@@ -35,10 +33,10 @@ schedule: differentiate/lanes,lanes_of_arithmetic,masks,elementary,column_loops,
     language/loop_order,short_loops,random_programs
 analysis: differentiate/intervals,regions,changes,position_indices,storage_plan language/bounds api/cuts sparse/sparse
     language/random_programs
-differentiate: differentiate/differentiate,tangent_options,reverse_loops,column_blocks,loop_inputs,by_column,storage_plan
+differentiate: differentiate/differentiate,tangent_options,reverse_loops,column_blocks,by_column,storage_plan
     sparse/sparse,sparse_sums,sparse_counts,sparse_hessian language/language_whole_fields,language_rows,random_programs
 record: differentiate/record_emit
-    language/language,language_python,language_names,language_functions,language_vectors,programs,programs_with_functions,captures,constants
+    language/language,language_python,language_functions,programs,programs_with_functions,captures,constants
     language/language_calls,language_linalg,language_whole_fields
     custom/registry,edges,reverse_rules,exact_pixels api/bad_input
 adjoint: adjoint reverse api/products

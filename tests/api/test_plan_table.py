@@ -399,7 +399,8 @@ class TestSolvers:
 class TestManyPreparations:
     @pytest.mark.parametrize("is_in_pool", [False, True])
     def test_the_warning_names_the_call_or_a_function_that_a_pool_calls(self, is_in_pool, scaled, fields):
-        with ThreadPoolExecutor(1) as pool, pytest.warns(te.DerivativeWarning, match="once") as caught:
+        message = f"was prepared {EVERY} times.*once"
+        with ThreadPoolExecutor(1) as pool, pytest.warns(te.DerivativeWarning, match=message) as caught:
             for _ in range(EVERY):
                 made = lambda: scaled(2.0)
                 call = functools.partial(jacobian, made, *fields)

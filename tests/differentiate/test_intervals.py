@@ -1,7 +1,5 @@
 """Intervals of integer expressions against all values that they take."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -4,8 +4,6 @@ Neighbours part in branches and loops, and by ``break`` and ``continue``; values
 that differ. The interpreter ends loops that go on for ever, and raises for an index out of bounds and a division by 0.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Warnings of a block of a test: none, or all of them."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator

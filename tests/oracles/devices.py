@@ -5,8 +5,6 @@ process on the CPU, which records the expected values of each comparison, and on
 ``ti.f32`` and the same comparisons must hold with the tolerances of float32.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """The oracle of most tests: the whole Jacobian by central differences, and the state that one plain run leaves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

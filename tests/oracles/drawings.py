@@ -1,7 +1,5 @@
 """Kernels that draw an image of one function; the position of a pixel is its index."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import taichi as ti

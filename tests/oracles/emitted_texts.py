@@ -9,8 +9,6 @@ There is one file for each program or test: the text of its kernels with tangent
 ``explain()``. A single kernel is not compiled: its text is written and its launch given up. The seeds are fixed.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import re

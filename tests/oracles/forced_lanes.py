@@ -1,7 +1,5 @@
 """Lets the loops of tests, which are short and do little, run in lanes."""
 
-from __future__ import annotations
-
 import pytest
 
 from taichi_ext import backend

@@ -9,8 +9,6 @@ them; places that raise ``DenseRowsError``; functions between a call of ``jacobi
 derivative.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """Kernels as text: rows of a table, each below its name, or one line."""
 
-from __future__ import annotations
-
 import linecache
 import re
 import textwrap

@@ -3,8 +3,6 @@
 Pixel (i, j) is the square of side 1 around the point (i, j).
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from unittest import mock

@@ -1,7 +1,5 @@
 """A program as text for people: one statement a line, types where a local is declared."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any

@@ -22,8 +22,6 @@
 Every program that is not right is appended to the log, one line of JSON each; the counts come last.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import collections

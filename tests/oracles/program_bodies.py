@@ -1,7 +1,5 @@
 """Writes the bodies of a pipeline's kernels: loops over containers, whose iterations may run in any order."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Expressions of random programs, with the types, bounds and accesses that they may have where they stand."""
 
-from __future__ import annotations
-
 from program_model import MATRICES, SHAPES, VECTORS, Access, Field, Variable
 from program_writer import Writer
 

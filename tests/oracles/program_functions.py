@@ -1,7 +1,5 @@
 """The functions that a random program can name, on complex numbers, with the distance to the places where they jump."""
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

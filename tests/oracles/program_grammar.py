@@ -5,8 +5,6 @@ integers and the fields that may be touched are kept while the text grows, so th
 does not depend on the order of parallel iterations.
 """
 
-from __future__ import annotations
-
 import ast
 import random
 from dataclasses import replace

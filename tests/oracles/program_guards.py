@@ -1,7 +1,5 @@
 """Loops over more numbers than fields have entries, and indices that lie beyond, with conditions that keep them within."""
 
-from __future__ import annotations
-
 import contextlib
 from abc import abstractmethod
 from collections.abc import Iterator

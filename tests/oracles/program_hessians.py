@@ -1,7 +1,5 @@
 """Random programs with an energy of their outputs: Hessians against central differences of gradients."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 from dataclasses import replace

@@ -6,8 +6,6 @@ the gradient of a level by the position is one, too, and the area that it covers
 ``program_level_check`` judges these programs.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

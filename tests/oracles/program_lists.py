@@ -5,8 +5,6 @@ that is only known at run time, also in parallel; serial loops that store to ent
 are left early.  ``program_grammar`` writes all the rest.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

@@ -4,8 +4,6 @@ Iterations differ in index and data, not in the branch they take where a value d
 some would lie on a kink.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parts of random programs: fields, arguments, variables, and where they may be used."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random programs whose fields begin at other indices than 0: the same text, with every index of such a field moved."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import random

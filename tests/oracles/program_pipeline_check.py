@@ -1,7 +1,5 @@
 """Run a generated pipeline with taichi_ext and by itself, and compare both with the reference."""
 
-from __future__ import annotations
-
 import math
 import operator
 import warnings

@@ -5,8 +5,6 @@ parallel iterations, since a launch never gets views that meet where one of them
 the iteration's own index.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 import random

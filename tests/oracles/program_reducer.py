@@ -1,7 +1,5 @@
 """Smaller programs that fail in the same way."""
 
-from __future__ import annotations
-
 import ast
 import copy
 from collections.abc import Callable

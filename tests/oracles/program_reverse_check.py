@@ -1,7 +1,5 @@
 """Run a generated pipeline in reverse mode, the call, its memory and cotangents drawn, and compare with the reference."""
 
-from __future__ import annotations
-
 import random
 import re
 import warnings

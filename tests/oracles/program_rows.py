@@ -5,8 +5,6 @@ fields of numbers as parameters, and all outputs. A first line that ends with a 
 classes that the kernel names, and the kernel.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import textwrap

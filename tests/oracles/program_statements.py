@@ -4,8 +4,6 @@ The iterations of a parallel loop do not meet: in such a loop a field is read on
 iteration's own, or added to and not read; a local from outside it is read only, or added to and not read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

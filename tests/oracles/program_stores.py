@@ -1,7 +1,5 @@
 """Stores that Python makes to the containers of a random pipeline between two launches."""
 
-from __future__ import annotations
-
 import random
 
 from program_containers import ELEMENTS, Container

@@ -4,8 +4,6 @@ Every local becomes a cell that holds a value of its own, every operation that P
 ``Reference`` that the program runs on.
 """
 
-from __future__ import annotations
-
 import ast
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The verdict on a random program, and a smaller program with the same verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Writes the lines of a random program and tracks visible names; every choice comes from one generator."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable, Iterator

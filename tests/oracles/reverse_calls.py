@@ -1,7 +1,5 @@
 """Gradients in reverse mode by the runtime itself, with what it says about memory, and rows of J for comparison."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Compare Taichi's own reverse mode with ``jacobian``: the gradient must be the transpose of J."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
