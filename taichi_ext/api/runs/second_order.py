@@ -84,16 +84,8 @@ def point_of(evaluation: Evaluation) -> tuple[float, np.ndarray, list[list[np.nd
 def point_along(evaluation: Evaluation, direction: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     """The energy, its gradient, and H times a direction, all as vectors, from one run."""
     with evaluation.whole(), backend.suspend_following():
-        given = direction.reshape(-1, 1)
-        both = None if _prefers_forward(evaluation) else energy_products(evaluation, given)
-        if both is not None:
-            value, gradient, products = both
-            return _number(value), gradient, np.concatenate(products).reshape(-1)
-        forward = _forward_products(evaluation, given)
-        if forward is None:
-            return point_along(evaluation, direction)
-        along, products = forward
-        return *_energy_and_gradient(along), np.concatenate(products).reshape(-1)
+        value, gradient, products = _energy_and_products(evaluation, direction.reshape(-1, 1))
+        return _number(value), gradient, np.concatenate(products).reshape(-1)
 
 
 def _energy_and_gradient(evaluation: Evaluation) -> tuple[float, np.ndarray]:
@@ -108,33 +100,23 @@ def _number(value: object) -> float:
 
 def hessian_times(evaluation: Evaluation, directions: np.ndarray) -> list[np.ndarray]:
     """H times the columns of ``directions``: a matrix for each parameter."""
-    if not _prefers_forward(evaluation):
-        products = energy_products(evaluation, directions)
-        if products is not None:
-            return products[2]
-    forward = _forward_products(evaluation, directions)
-    return hessian_times(evaluation, directions) if forward is None else forward[1]
+    return _energy_and_products(evaluation, directions)[2]
 
 
-def _prefers_forward(evaluation: Evaluation) -> bool:
-    """Whether products are computed by differentiating forward twice.
+def _energy_and_products(evaluation: Evaluation, directions: np.ndarray) -> tuple[object, np.ndarray, list[np.ndarray]]:
+    """The energy, its gradient, and H times the columns of ``directions``.
 
-    That takes half of the time where each term of the energy depends on few params, as far as is known.
+    A kernel is differentiated forward twice, which takes half of the time where each term of the energy depends on few
+    params. Before one is made that would compute tangents along all of them for the gradient, adjoints are preferred.
     """
-    return evaluation.call.kernel is not None and not evaluation.prepared.mode
-
-
-def _forward_products(evaluation: Evaluation, directions: np.ndarray) -> tuple[Evaluation, list[np.ndarray]] | None:
-    """The evaluation that computed products by differentiating forward twice, and the products.
-
-    None, before a kernel is made that would compute tangents along all parameters for the gradient: adjoints are
-    preferred from then on.
-    """
-    prepared = evaluation.prepared
+    prepared, subject = evaluation.prepared, _subject(evaluation)
+    prefers_forward = evaluation.call.kernel is not None and not prepared.mode
+    by_adjoint = None if prefers_forward else energy_products(evaluation, directions)
+    if by_adjoint is not None:
+        return by_adjoint
     if evaluation.layout.passed:
         raise no_adjoint(evaluation, "second derivatives with respect to numbers that a Python function takes")
-    subject = _subject(evaluation)
-    has_other = _prefers_forward(evaluation) and not prepared.has_no_adjoint and backend.is_host_arch()
+    has_other = prefers_forward and not prepared.has_no_adjoint and backend.is_host_arch()
     moved = subject.moved(directions)
     along = replace(evaluation, subject=replace(subject, is_sum=has_other), directions=moved)
     try:
@@ -144,8 +126,8 @@ def _forward_products(evaluation: Evaluation, directions: np.ndarray) -> tuple[E
         if not has_other:
             raise
         prepared.mode = f"forward over reverse: {error}"
-        return None
-    return along, subject.products(np.concatenate(products, axis=1), directions, evaluation.layout)
+        return _energy_and_products(evaluation, directions)
+    return *_energy_and_gradient(along), subject.products(np.concatenate(products, axis=1), directions, along.layout)
 
 
 def _subject(evaluation: Evaluation) -> EnergyGradient:

@@ -21,7 +21,7 @@ from taichi_ext.differentiate.forms.entry_sites import DenseRowsError, Intermedi
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import TERMS_GRADIENT, FieldKey, container_key
 from taichi_ext.program.keys import Key
-from taichi_ext.runtime.launching.sparse_target import EnergyAdjoints, ProjectedEntries, SparseEntries
+from taichi_ext.runtime.launching.sparse_target import ProjectedEntries, SparseEntries
 from taichi_ext.runtime.memory.shadows import OverBudgetError, Shadow, check_fits, numpy_dtype
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.sparse.matrices import positive_factors, scipy_sparse
@@ -130,7 +130,7 @@ class SparseForm(DenseForm):
         return rows, replay
 
     def _run(
-        self, evaluation: Evaluation, adjoints: EnergyAdjoints | None = None, apart: frozenset[Key] = frozenset()
+        self, evaluation: Evaluation, adjoints: Shadow | None = None, apart: frozenset[Key] = frozenset()
     ) -> tuple[SparseRows, SparseEntries]:
         """The rows after a run, and the target that computed them.
 
@@ -160,19 +160,18 @@ class SparseForm(DenseForm):
         """What takes the entries of a run."""
         return SparseEntries(*entries)
 
-    def _adjoints(self, evaluation: Evaluation, intermediates: Mapping[Any, int]) -> EnergyAdjoints:
+    def _adjoints(self, evaluation: Evaluation, intermediates: Mapping[Any, int]) -> Shadow:
         """The derivatives of an energy with respect to the fields it is computed from, by a separate run."""
         subject, (energy,) = evaluation.subject, evaluation.layout.outputs
         assert isinstance(subject, EnergyGradient)
         evaluation.state = evaluation.state or State()
         first = sum(evaluation.layout.sizes.values())
-        shadow = Shadow("adjoints", 1, first + sum(intermediates.values()), energy.dtype)
-        adjoints = EnergyAdjoints(frozenset(intermediates), shadow)
-        rows, _ = self._run(evaluation, adjoints, adjoints.keys)
+        adjoints = Shadow("adjoints", 1, first + sum(intermediates.values()), energy.dtype)
+        rows, _ = self._run(evaluation, adjoints, frozenset(intermediates))
         ends = np.cumsum([first, *intermediates.values()])
         rows.add_adjoints(dict(zip(intermediates, np.split(subject.gradient, ends)[1:-1], strict=True)))
         subject.gradient[:first] = 0
-        shadow.set_rows(slice(None), subject.gradient)
+        adjoints.set_rows(slice(None), subject.gradient)
         again = "The energy is computed from fields that kernels compute, which takes a second run"
         evaluation.restore(again, f"Leave out format={evaluation.prepared.format!r}.")
         return adjoints

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from taichi_ext.differentiate.forms.entry_sites import IntermediatesError, SparseColumns, check_sparse
@@ -22,18 +22,6 @@ from taichi_ext.runtime.sparse.streams import Saved, Streams, project
 _ARRAY_LEFT_OUT = "a kernel of the pipeline computes an array from params"
 
 
-@dataclass(frozen=True)
-class EnergyAdjoints:
-    """Derivatives of an energy with respect to the fields it is computed from: a number for each column.
-
-    ``read`` are the containers that the kernels of the run have read so far.
-    """
-
-    keys: frozenset[Key]
-    shadow: Shadow
-    read: set[Key] = field(default_factory=set)
-
-
 class SparseEntries(DenseRows):
     """The entries for each pair of output and parameter.
 
@@ -42,7 +30,7 @@ class SparseEntries(DenseRows):
         outputs: the containers that J has rows of.
         rows: the composed rows.
         of_energy: the sizes of the fields that an energy is computed from.
-        adjoints: derivatives with respect to these, by their keys.
+        adjoints: derivatives with respect to these: a number for each column.
 
     Attributes:
         launched: the last kernel.
@@ -58,10 +46,12 @@ class SparseEntries(DenseRows):
         outputs: frozenset[Key],
         rows: SparseRows,
         of_energy: Mapping[Any, int],
-        adjoints: EnergyAdjoints | None = None,
+        adjoints: Shadow | None = None,
     ) -> None:
-        self.numbering, self.of_energy = numbering, of_energy
-        self._adjoints = adjoints and replace(adjoints, read=set())  # nothing is read yet in this run
+        self.numbering = numbering
+        self.of_energy: Mapping[Any, int] = of_energy
+        self._adjoints = adjoints
+        self._read = set[Key]()  # the containers that the kernels of the run have read so far
         self.outputs = outputs
         self.sparse_rows = rows
         self.launched: JacobianKernel | None = None
@@ -90,9 +80,8 @@ class SparseEntries(DenseRows):
         """Python is about to store to a parameter: its entries no longer are the columns from the start."""
         sizes, intermediates = self.numbering.sizes, self.numbering.intermediates
         is_param, is_new = key in sizes, key in sizes and key not in intermediates
-        is_adjoint = self._adjoints is not None and key in self._adjoints.keys
         check_sparse(
-            ("a field that the energy is computed from is changed from Python", is_adjoint),
+            ("a field that the energy is computed from is changed from Python", key in self.of_energy),
             ("a parameter is changed from Python", is_param and GRADIENT in self.outputs),
             ("an array that is a parameter is changed from Python", is_new and isinstance(key, View)),
         )
@@ -124,8 +113,7 @@ class SparseEntries(DenseRows):
 
     def accept(self, fused: JacobianKernel, outer: Mapping[Key, Key], tangents: Tangents) -> None:
         self._check_left_out(fused, outer, tangents)
-        if self._adjoints is not None:
-            self._check_intermediates(fused, self._adjoints)
+        self._check_intermediates(fused)
         assert fused.entries is not None
         columns, before = fused.entries.columns, self.numbering
         in_rows = {outer.get(key, key) for key in columns.in_rows} - before.in_rows
@@ -150,20 +138,21 @@ class SparseEntries(DenseRows):
         for key in (outer.get(k, k) for k in fused.facts.left_out):
             self._left_out[key] = tangents.carrier(key).name
 
-    def _check_intermediates(self, fused: JacobianKernel, adjoints: EnergyAdjoints) -> None:
+    def _check_intermediates(self, fused: JacobianKernel) -> None:
         """Raise if two values of an intermediate's entry may matter, or if a run cannot be repeated."""
-        stored = {site.key for site in fused.sites if not site.is_sum} & adjoints.keys
-        twice = {key for key in stored if self.rows(key).any()} | (adjoints.keys & fused.facts.written & adjoints.read)
+        keys = self.of_energy.keys()
+        stored = {site.key for site in fused.sites if not site.is_sum} & keys
+        twice = {key for key in stored if self.rows(key).any()} | (keys & fused.facts.written & self._read)
         check_sparse(
-            ("the energy is computed from fields, and a kernel draws random numbers", fused.facts.has_random),
+            ("the energy is computed from fields, and a kernel draws random numbers", keys and fused.facts.has_random),
             ("a field that the energy is computed from is stored twice, or after it is read", twice),
         )
-        adjoints.read.update(fused.facts.read)
+        self._read |= fused.facts.read
 
     def array(self, fused: JacobianKernel, key: Any) -> Any:
         if key == ADJOINTS:
             assert self._adjoints is not None
-            return self._adjoints.shadow.array
+            return self._adjoints.array
         return Streams.of(fused).array(key)
 
     def run(self, fused: JacobianKernel, save: Callable[[State], None], launch: Callable[[], object]) -> Any:
