@@ -14,6 +14,7 @@ import taichi_ext.program as ir
 from taichi_ext.adjoint.lanes import neighbours_in_lanes
 from taichi_ext.adjoint.sweep import dirty_containers
 from taichi_ext.analysis.affine import IntegerForms
+from taichi_ext.analysis.changes import draws_random_numbers
 from taichi_ext.analysis.intervals import IndexFacts, Interval
 from taichi_ext.analysis.loops import loop_bounds
 from taichi_ext.program import I32, U1, Load, Read, Value
@@ -43,6 +44,8 @@ def rows_in_lanes(loop: ir.For, machine: Machine) -> ir.For:
     if not any(isinstance(v, ir.Op) and elementary_of(v) for s in inner for v in all_values(s)):
         raise CannotError("it has no functions of the library")
     ends, body = _narrowed(loop, [(first, end - 1) for first, end in bounds])
+    if any(first < 0 for first, _ in ends) or draws_random_numbers(loop.body):
+        raise CannotError("it begins below zero, or draws numbers")
     firsts = {v: first for v, (first, _) in zip(loop.variables, ends, strict=True)}
 
     def moved(v: Value) -> Value:
