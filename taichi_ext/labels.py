@@ -153,10 +153,8 @@ def identifier(obj: object, scopes: Sequence[Mapping[str, object]]) -> str:
 def outside_names(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     """The variables of closures and modules that a function uses, with their values."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
+        if cell != types.CellType():  # not assigned yet
             yield name, cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
     for name in names_in_code(function.__code__) & function.__globals__.keys():
         yield name, function.__globals__[name]
 

@@ -45,7 +45,7 @@ def global_variable(function: types.FunctionType, name: str) -> Variable | None:
         return None
     if name in code.co_freevars:
         cell = (function.__closure__ or ())[code.co_freevars.index(name)]
-        if _is_empty(cell):
+        if cell == types.CellType():  # not assigned yet
             return None
         write = functools.partial(setattr, cell, "cell_contents")
         return Variable(("closure", id(cell)), name, lambda: cell.cell_contents, write)
@@ -75,14 +75,6 @@ def attribute_variable(owner: object, name: str) -> Variable:
 
 def _in_module(names: dict[str, object], name: str) -> Variable:
     return Variable(("global", id(names), name), name, lambda: names[name], lambda value: names.update({name: value}))
-
-
-def _is_empty(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return True
-    return False
 
 
 def find_variable(path: str, root: object, owner: tuple[object, ...] = ()) -> Variable | None:

@@ -52,7 +52,7 @@ AnyExecutor = Executor | Callable[[], Executor] | None
 # The work of a process on a shard: it builds its program once, and computes its J or its normal equations.
 
 _KEPT = 256  # shards whose programs a process keeps, the last ones that were used
-PROCESS = uuid.uuid4().hex  # the name of this process among those of all machines
+_ORIGIN = uuid.uuid4().hex  # of this process and those that are forked from it, among those of all machines
 
 
 class Task(NamedTuple):
@@ -71,7 +71,7 @@ class Task(NamedTuple):
     loss: tuple[object, object, str] | None
     is_finite: bool  # whether residuals that are not finite are an error
     neighbours: int = 1  # how many workers share the machine
-    driver: str = ""  # the ``PROCESS`` that wants the answer, if a worker has to be another one
+    driver: tuple[str, int] | None = None  # the process that wants the answer, if a worker has to be another one
 
 
 class Sums(NamedTuple):
@@ -240,7 +240,7 @@ _thread = ThreadPoolExecutor(1)  # Taichi lays out fields only in the thread tha
 
 def run(task: Task) -> Any:
     """The answer to a task in a worker process; tasks run one after the other."""
-    if task.driver == PROCESS:
+    if task.driver == (_ORIGIN, os.getpid()):
         raise ShardError(
             f"shard {task.shard}: the executor computes in this process. A Taichi program cannot be shared by threads "
             "that build shards; give an executor of processes.",
@@ -503,7 +503,7 @@ class Workers:
         try:
             while True:
                 for task in islice(waiting, max(0, (1 if alone else 2 * count) - len(under_way))):
-                    task = task._replace(neighbours=neighbours, driver=PROCESS)
+                    task = task._replace(neighbours=neighbours, driver=(_ORIGIN, os.getpid()))
                     under_way.append((task, self._submit(task)))
                 if not under_way:
                     return
