@@ -330,7 +330,8 @@ def products_by_adjoint(
     cotangents = [np.asarray(c, np.result_type(c.dtype, o.result_dtype)) for c, o in both]
 
     def product(check: Callable[[Forward], None] | None) -> CotangentProducts:
-        compared = None if check is _stop else evaluation.recorded(is_part=is_part)  # other params are passed on there
+        cannot_agree = check is _stop or reverse.has_random  # other params are passed on there, or other draws
+        compared = None if cannot_agree else evaluation.recorded(is_part=is_part)
         with backend.suspend_following(), evaluation.whole(), saying_once(evaluation.said), _bar_of(evaluation) as bar:
             return reverse.vjp(
                 evaluation.what,
