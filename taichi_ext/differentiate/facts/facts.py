@@ -212,11 +212,11 @@ INSIDE = "inside"  # the name of locals that hold whether the indices of an entr
 Condition = ir.Value | bool  # a bool if it is known
 
 
-def is_inside(naming: Naming, entry: ir.Load | ir.Read) -> Condition:
+def is_inside(walk: PassState, entry: ir.Load | ir.Read) -> Condition:
     """Whether the indices of an entry are in range, in a local that does not change."""
     if not entry.checks:
         return True
-    builder = naming.builder
+    builder = walk.builder
     indices = (*entry.indices, *entry.component) if isinstance(entry, ir.Load) else entry.index
     numbers = [int(i.value) if isinstance(i, ir.Const) else i for i in (indices[check.axis] for check in entry.checks)]
     checked = list(zip(numbers, entry.checks, strict=True))
@@ -226,7 +226,7 @@ def is_inside(naming: Naming, entry: ir.Load | ir.Read) -> Condition:
     checked = [(n, check) for n, check in checked if isinstance(n, ir.Value)]
     if not checked:
         return True
-    name = tuple((naming.normal(n), check.first, check.end) for n, check in checked)
+    name = tuple((walk.naming.normal(n), check.first, check.end) for n, check in checked)
     known = builder.evaluated.get(name)
     if known is None:
         parts = (_lies_within(value_of(form), check) for (form, *_), (_, check) in zip(name, checked, strict=True))
@@ -272,13 +272,13 @@ def where(condition: Condition, form: Form, dtype: ir.Type) -> Form:
 
 
 @contextlib.contextmanager
-def only_inside(naming: Naming, cursor: Cursor, entry: ir.Load | ir.Read) -> Iterator[bool]:
+def only_inside(walk: PassState, entry: ir.Load | ir.Read) -> Iterator[bool]:
     """Within the context, emitted statements run only if the indices of an entry are in range; False if never."""
-    builder = naming.builder
-    condition = is_inside(naming, entry)
+    builder = walk.builder
+    condition = is_inside(walk, entry)
     if isinstance(condition, bool):
         yield condition
         return
-    with cursor.in_block(is_guard=True), builder.collecting() as body:
+    with walk.cursor.in_block(is_guard=True), builder.collecting() as body:
         yield True
     builder.emit(ir.If(condition, tuple(body), place=builder.place))

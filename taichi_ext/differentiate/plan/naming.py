@@ -11,14 +11,13 @@ from taichi_ext.differentiate.forms.forms import Form, Scope, Seed, columns_of
 from taichi_ext.differentiate.plan.sparse_numbering import RowNumbering
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
 from taichi_ext.program import Const, FoldedConst, Local, Read, Value
-from taichi_ext.program.build import Builder, Coefficient, operation
+from taichi_ext.program.build import Coefficient, operation
 
 
 @dataclass(frozen=True)
 class Naming:
     """The names of columns in one walk."""
 
-    builder: Builder  # the builder of temporaries
     indices: IntegerForms  # the normal forms of indices
     parameters: Mapping[str, tuple[int, int]]  # the first columns and sizes of parameters by name
     numbering: RowNumbering  # the columns of the walk

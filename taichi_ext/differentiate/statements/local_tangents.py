@@ -116,7 +116,7 @@ class LocalTangents:
         primal = self.walk.expressions.primal(value)
         new = replace(s, target=target, value=primal) if is_sum else Assign(target, primal, place=s.place)
         self.walk.builder.emit(new)
-        with only_inside(self.walk.naming, self.walk.cursor, target) as is_possible:
+        with only_inside(self.walk, target) as is_possible:
             if is_possible and is_sum:
                 storage.add(form if op == "add" else negated(form), index)
             elif is_possible:

@@ -113,7 +113,7 @@ class ContainerTangents:
         return self.matrix.entry(row, column)
 
     def form(self, load: Load) -> linear.Form:
-        condition = is_inside(self.walk.naming, load)
+        condition = is_inside(self.walk, load)
         if condition is False:
             return {}
         if self.matrix is None:
@@ -310,7 +310,7 @@ class SparseTangents(ContainerTangents):
     def form(self, load: Load) -> linear.Form:
         if self.matrix is not None:
             return super().form(load)
-        condition = is_inside(self.walk.naming, load)
+        condition = is_inside(self.walk, load)
         if condition is False:
             return {}
         row = self.row(load)

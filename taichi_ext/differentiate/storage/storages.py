@@ -263,7 +263,7 @@ class LocalForms:
 
     def _guarded(self, value: Read) -> linear.Form:
         """The tangent of an entry whose index may be out of range."""
-        condition = is_inside(self._walk.naming, value)
+        condition = is_inside(self._walk, value)
         if condition is False:
             return {}
         index = self._walk.builder.keep(clamped(condition, cast(self.flat_index(value), I32)), "index")

@@ -203,7 +203,7 @@ class Transform:
         builder.frozen.update(v.local for v in reads if not v.index)
         expressions, arguments = Expressions(builder, is_again=facts.seeds.use.is_again), Arguments(facts.program)
         parameters = dict(named for c, role in roles.items() for named in named_columns(c, role, facts.seeds).items())
-        naming = Naming(builder, facts.indices, parameters, numbering)
+        naming = Naming(facts.indices, parameters, numbering)
         walk = PassState(facts, plan, blocks, builder, expressions, Cursor(), naming, numbering, arguments)
         stored = [c for c in in_order if _has_shadow(c, facts, numbering)]
         arrays = {c: walk.arguments.add(c, f"d_{c.name}", c.dtype) for c in stored}
@@ -307,7 +307,7 @@ class Transform:
             is_sum = isinstance(one, ir.Update)
             made = ir.Update(target, one.op, value) if is_sum else ir.Assign(target, value)
             builder.emit(replace(made, place=one.place))
-        with only_inside(walk.naming, walk.cursor, targets[0]) as is_possible:
+        with only_inside(walk, targets[0]) as is_possible:
             if is_possible and isinstance(s, ir.Update):
                 tangents.add(site, targets, forms, 1 if s.op == "add" else -1)
             elif is_possible:
