@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -46,8 +46,6 @@ class Binding:
     given: list[Given]
     arrays: dict[int, ContainerInfo]  # those of real numbers, by position
     outer: dict[Key, View]  # the keys of a session by those of the trace
-    # by kernel: read, written
-    accesses: dict[int, tuple[JacobianKernel, set[Key], set[Key]]] = field(default_factory=dict)
 
     def is_current(self) -> bool:
         """Whether all arrays are still where they were."""
@@ -66,7 +64,6 @@ class ArrayTangents:
         self.infos: dict[View, ContainerInfo] = {}  # of parameters and outputs, by key
         self._registered: dict[int, Given] = {}  # parameters and outputs, by identity
         self._bindings: Bounded[object, Binding] = Bounded(_MOST_BINDINGS)
-        self._relatives: dict[View, set[View]] = {}  # the keys of parameters and outputs in the memory of an array
 
     # --- which array is which
 
@@ -76,7 +73,6 @@ class ArrayTangents:
             assert array.info is not None
             self._include(array)
             self.infos[array.view] = array.info
-            self._relatives.clear()
 
     def check_separate(self, key: View) -> None:
         """Raise for a parameter that shares memory with another one."""
@@ -135,20 +131,14 @@ class ArrayTangents:
 
     def accesses(self, fused: JacobianKernel, binding: Binding) -> tuple[set[Key], set[Key]]:
         """The containers that a kernel reads and writes, see ``shared``."""
-        if id(fused) not in binding.accesses:
-            outer, facts = binding.outer, fused.facts
-            read, written = ([outer.get(k, k) for k in keys] for keys in (facts.read, facts.written))
-            binding.accesses[id(fused)] = (fused, self.shared(read), self.shared(written))
-        return binding.accesses[id(fused)][1:]
+        outer, facts = binding.outer, fused.facts
+        return self.shared(outer.get(k, k) for k in facts.read), self.shared(outer.get(k, k) for k in facts.written)
 
     def shared(self, keys: Iterable[Key]) -> set[Key]:
         """The keys, and those of parameters and outputs that share memory with arrays among them."""
         known = set(keys)
-        for key in [key for key in known if isinstance(key, View)]:
-            if key not in self._relatives:
-                self._relatives[key] = {other for other in self.infos if other.overlaps(key)}
-            known |= self._relatives[key]
-        return known
+        views = [key for key in known if isinstance(key, View)]
+        return known | {other for other in self.infos if any(other.overlaps(view) for view in views)}
 
     # --- tangents
 
