@@ -198,7 +198,8 @@ def _contents(value: Any) -> Iterable[object]:
 def _undoing(value: Any) -> _Undoing:
     """Functions that put back what an object itself holds."""
     if isinstance(value, _Cached):
-        yield partial(_empty, value, value.cache_info().misses)
+        if not value.cache_info().currsize:  # of others no entry can be taken out alone
+            yield partial(_empty, value)
     elif isinstance(value, (random.Random, np.random.RandomState)):
         is_numpy = isinstance(value, np.random.RandomState)
         yield partial(value.set_state, value.get_state()) if is_numpy else partial(value.setstate, value.getstate())
@@ -298,7 +299,7 @@ def _put_back_cell(cell: types.CellType, before: list[object]) -> None:
         del cell.cell_contents
 
 
-def _empty(cached: Any, misses: int) -> None:
-    """Empty a cache that has changed: what is in it may have come with changes elsewhere."""
-    if cached.cache_info().misses != misses:
+def _empty(cached: Any) -> None:
+    """Empty a cache that has been filled: what is in it may have come with changes elsewhere."""
+    if cached.cache_info().currsize:
         cached.cache_clear()
