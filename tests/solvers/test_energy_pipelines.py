@@ -10,7 +10,7 @@ from energies import require_right
 from kernel_texts import kernel_of, kernels_of
 from numpy.testing import assert_allclose
 
-from taichi_ext import UnsupportedError, hessian, hvp, value_and_gradient, value_gradient_and_hessian
+from taichi_ext import Hessian, UnsupportedError, hessian, hvp, value_and_gradient, value_gradient_and_hessian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -269,3 +269,26 @@ def test_a_field_that_is_computed_from_another_one_by_several_terms():
         sum_up()
 
     assert_allclose(hessian(run, x, e, format="csr").toarray(), hessian(run, x, e), rtol=1e-12)
+
+
+@pytest.mark.cpu_only("adjoints")
+@pytest.mark.mostly_sweep("8")
+@pytest.mark.parametrize("count", [8, 32])
+def test_a_kernel_that_would_take_long_to_compile(count):
+    """All of H in one launch, or products with unit vectors."""
+    x, energy = scalars(np.linspace(0.3, 0.9, count)), scalars(0.0)
+
+    @ti.kernel
+    def chain():
+        v = 0.0
+        for k in ti.static(range(count)):
+            v = ti.sin(v + x[k] * x[(k + 5) % count])
+        energy[None] += v
+
+    plan = Hessian(chain, x, energy)
+    H = plan()
+    assert ("forward over reverse" in str(plan.explain())) == (count > 8)
+    value = read(energy)
+    assert_allclose(hvp(chain, x, np.eye(count), energy), H, rtol=1e-10, atol=1e-12)
+    assert_allclose(read(energy), 2 * value)  # H and products have the effects of one run each
+    assert_allclose(plan(), H, rtol=1e-10, atol=1e-12)

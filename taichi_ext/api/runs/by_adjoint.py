@@ -22,7 +22,7 @@ from taichi_ext.differentiate.plan.report import BACKWARDS, INPUTS
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import ColumnBlock, JacobianKernel
 from taichi_ext.program.keys import RETURN, Key
-from taichi_ext.runtime.launching.tangents import DenseRows, PassedNumberError, Restart
+from taichi_ext.runtime.launching.tangents import DenseRows, LongKernelError, PassedNumberError, Restart
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import check_dense
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
@@ -37,6 +37,10 @@ OPERATIONS_PER_ROW = 16  # on tangents, each time a line runs, that cost as much
 BOOKKEEPING = 1 << 20, 32  # operations on tangents between kernels that take as long as that of so many rows
 MOST_ROWS = 256  # of J, from which on forward mode is taken
 MOST_DIRECTIONS = 8  # of products with H in one run
+# A kernel for all of H with more lines takes longer to compile (0.45 s times the square of its lines in thousands:
+# Taichi goes over all of it for each line) than those of products, which have a fifth as many lines: about 3 s. Each
+# call then takes up to 4 times as long, so products are taken only if H needs few runs.
+MOST_LINES, MOST_RUNS = 3000, 8
 _NOT_A_NUMBER = (
     "Entries of this gradient are NaN. If the values of the run are numbers, infinite derivatives of both signs meet "
     "in a sum on the way back, as for (max(x) - x) ** 0.8 at the largest x. Forward mode, which adds first, "
@@ -169,23 +173,35 @@ def _all_rows(evaluation: Evaluation, after: Callable[[Forward], None] | None = 
 
 
 class HessianForm(DenseForm):
-    """A dense Hessian, in one run, or by its products with unit vectors if Python passes on numbers with tangents."""
+    """A dense Hessian, in one run, or by its products with unit vectors.
+
+    Products are taken if Python passes on numbers with tangents, or the kernel of one run would be long.
+    """
 
     may_begin_again = True
     keeps_launch = False  # it has tangents of the first order, which a session sets up
 
+    def most_lines(self, evaluation: Evaluation) -> float:
+        few = min(evaluation.prepared.question.options.chunk_size or MOST_DIRECTIONS, MOST_DIRECTIONS) * MOST_RUNS
+        is_short = evaluation.layout.count <= few and not evaluation.prepared.has_no_adjoint and backend.is_host_arch()
+        return MOST_LINES if is_short else math.inf
+
     def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
         prepared, layout, subject = evaluation.prepared, evaluation.layout, evaluation.subject
+        is_long = False
         if not prepared.mode and not layout.passed:
             try:
                 return super().blocks(evaluation)
-            except PassedNumberError as error:
+            except (PassedNumberError, LongKernelError) as error:
+                is_long = isinstance(error, LongKernelError)
                 prepared.mode = f"forward over reverse, up to {MOST_DIRECTIONS} columns of H in a run: {error}"
                 prepared.fused.clear()
-                assert evaluation.state is not None
                 evaluation.restore(f"The run has to begin again, because {error}", "Compute it in a kernel.")
         assert isinstance(subject, EnergyGradient)
         products = energy_products(evaluation, np.eye(layout.count), prepared.question.options.chunk_size)
+        if products is None and is_long:
+            prepared.mode = ""
+            return self.blocks(evaluation)
         if products is None:
             raise no_adjoint(evaluation, "a Hessian, as numbers that depend on params pass through Python")
         _, gradient, rows = products

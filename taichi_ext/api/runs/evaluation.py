@@ -286,6 +286,7 @@ class Evaluation:
             directions=given,
             numbers=self.layout.numbers(given),
             max_memory=self._max_memory(),
+            most_lines=self.form.most_lines(self),
             strategy=self.prepared.question.options.tangents,
             watch=self.watch,
             restart=restart or Restart(),
@@ -492,6 +493,10 @@ class DenseForm:
             if any(np.may_share_memory(values, other) for other in dense[:n]):
                 dense[n] = values.copy()
         return evaluation.subject.of_dense(dense, evaluation.layout)
+
+    def most_lines(self, evaluation: Evaluation) -> float:
+        """Of a kernel, from which on another way is tried."""
+        return math.inf
 
     def rows(self, evaluation: Evaluation) -> list[list[np.ndarray]] | None:
         """The blocks of J by its rows, where these are computed; None otherwise."""

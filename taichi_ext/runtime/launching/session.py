@@ -25,7 +25,15 @@ from taichi_ext.launches import (
 )
 from taichi_ext.program.keys import Key, LaunchArray, OwnArray, Scratch
 from taichi_ext.record.variables import attribute_variable
-from taichi_ext.runtime.launching.tangents import DenseRows, Request, Tangents, check_known, save_changed, scratch_of
+from taichi_ext.runtime.launching.tangents import (
+    DenseRows,
+    LongKernelError,
+    Request,
+    Tangents,
+    check_known,
+    save_changed,
+    scratch_of,
+)
 from taichi_ext.runtime.memory.array_tangents import Binding, check_overlaps
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import FieldTable
@@ -160,6 +168,9 @@ class Session:
             if fused is None:
                 backend.materialize()  # fields that the pipeline has just made
                 fused = engine.fuse(launch, self.request.watch)
+                if fused.kernel.lines > self.request.most_lines and not fused.facts.has_random:
+                    name = backend.short_name(kernel)
+                    raise LongKernelError(f"{name} with tangents has {fused.kernel.lines} lines, which compile slowly")
                 if check is not None:
                     check(fused, binding.outer)
                 self._kernels.add(name, block.first, launch.roles, fused)

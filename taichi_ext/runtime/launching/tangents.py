@@ -40,6 +40,10 @@ class PassedNumberError(DenseRowsError, UnsupportedError):
     """Python passes on a number that depends on params, in a run without rows of tangents for it."""
 
 
+class LongKernelError(DenseRowsError):
+    """A kernel with tangents would have more lines than a request allows."""
+
+
 def check_known(what: str, tangents: Iterable[object]) -> None:
     """Raise where Python passes on numbers whose tangents are not known."""
     if any(tangent is UNKNOWN for tangent in tangents):
@@ -528,6 +532,7 @@ class Request:
     numbers: NumberColumns = field(default_factory=NumberColumns)  # those that are parameters
     wants_return: bool = False  # whether the returned value is an output
     max_memory: float = math.inf  # bytes for tangents other than J
+    most_lines: float = math.inf  # of a kernel that can run again
     strategy: str = "auto"  # how tangents of locals are stored
     watch: Any = None  # observer of the values that kernels compute
     restart: Restart = field(default_factory=Restart)  # see ``Restart``
