@@ -299,9 +299,9 @@ def put_place(
 def deciding_condition(shade: ti.template(), ends, low, low_facts, high_facts, high_value, jump, way):
     """The number of the condition at which a value jumps between two places, and the slope of its level.
 
-    It is the first one that differs, unless its other outcome alone leaves the value as it is: it may be that of a
-    hidden edge, which lies on the one that is seen.  Then it is the next comparison that makes the jump by itself and
-    whose level is 0 along the way between the places, if it has the same number on both sides.
+    It is the first comparison that differs and whose other outcome alone, on one of the two sides, makes the value that
+    of the other side: others may be those of hidden edges, which lie on the one that is seen.  If there is none, it is
+    the first condition that differs.
     """
     changed = low_facts[FLAGS] ^ high_facts[FLAGS]
     scale = abs(high_value - jump) + abs(high_value)
@@ -318,24 +318,21 @@ def deciding_condition(shade: ti.template(), ends, low, low_facts, high_facts, h
             slope = ti.select(which == low_facts[NEXT], 1.0, 0.0) * ti.Vector([low[SLOPE_X], low[SLOPE_Y]])
             is_alone = changed == bit_of(which) and has_flags(low_facts, high_facts)
             is_seen = is_alone
-            is_near = True
-            is_known = True  # what the other outcome does
+            is_known = True  # on both sides, and so is what its other outcome does
             for n in range(2):  # a level may be flat on one side of its edge
                 if not is_alone or slope.norm() == 0:
                     there = probe(shade, ends[n, 0], ends[n, 1], which, "flipped")
                     own = stop_gradient(there[SLOPE])
                     beside = stop_gradient(there[VALUE]) - high_value + n * jump
-                    makes_jump = not is_larger(beside, jump, scale, _HIDING)
-                    is_seen |= makes_jump
+                    is_seen |= not is_larger(beside, jump, scale, _HIDING)
                     is_known &= there[FOUND] == 1
-                    is_near &= abs(stop_gradient(there[LEVEL])) <= abs(own.dot(way))
-                    is_near &= makes_jump or there[FOUND] == 0
+                    is_known &= k == 0 or abs(stop_gradient(there[LEVEL])) <= abs(own.dot(way))
                     if n == 0 or slope.norm() == 0:
                         slope = own
-            if k == 0 or (is_near and is_known):
+            if k == 0 or (is_seen and is_known):
                 decided = which
                 decided_slope = slope
-            is_done = which >= low_facts[CONDITIONS] or ti.select(k == 0, is_seen or not is_known, is_near)
+            is_done = which >= low_facts[CONDITIONS] or ti.select(k == 0, is_seen or not is_known, is_seen and is_known)
     return decided, decided_slope
 
 

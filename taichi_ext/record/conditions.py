@@ -20,6 +20,7 @@ from typing import Any
 
 import taichi_ext.program as ir
 from taichi_ext.errors import UnsupportedError
+from taichi_ext.record.literals import as_value
 
 _ORDERED = ("lt", "le", "gt", "ge")
 _BITS = 30  # of the hash
@@ -80,9 +81,58 @@ class Probe:
         signless = frozenset(m for m, values in given.items() if values and all(map(_is_no_less_than_0, values)))
         probe = replace(self, has_kinks=has_kinks, signless=signless)
         probe = replace(probe, inner=probe._inner_conditions(body, given))
-        probe = replace(probe, is_flipped=self.is_flipped and all(map(_is_sized, ir.statements(body))))
-        noted = probe._noted_body(body, moving)
-        return ir.mapped(noted, _ended) if probe.is_flipped else noted
+        noted, _ = probe._numbered(probe._noted_body(body, moving))
+        return ir.mapped(noted, _ended) if self.is_flipped else noted
+
+    def _numbered(self, body: ir.Body) -> tuple[ir.Body, int]:
+        """The block, whose conditions have the same numbers on all ways through it, and how many numbers it takes.
+
+        Conditions that are skipped count, too: those of the other branch, and those of iterations that do not come.
+        """
+        new: list[ir.Statement] = []
+        total = 0
+        for s in body:
+            if isinstance(s, ir.Update) and isinstance(s.target, ir.Read) and s.target.local is self.count:
+                new.append(s)
+                total += 1
+                continue
+            blocks = [self._numbered(block) for block in ir.bodies(s)]
+            sizes = [size for _, size in blocks]
+            if not any(sizes):
+                new.append(s)
+                continue
+            s = ir.with_bodies(s, tuple(block for block, _ in blocks))
+            own, size = self._numbered_branches(s, sizes) if isinstance(s, ir.If) else self._numbered_loop(s, sizes[0])
+            new += own
+            total += size
+        return tuple(new), min(total, _MOST_NUMBERS)
+
+    def _numbered_branches(self, s: ir.If, sizes: list[int]) -> tuple[ir.Body, int]:
+        count, start, size = ir.Read(self.count), ir.Read(ir.Local("start", ir.I32, (), "temporary")), sum(sizes)
+        orelse = (ir.Assign(count, _whole("add", start, sizes[0]), place=s.place), *s.orelse)
+        after = _whole("max", count, _whole("add", start, size))  # more numbers than expected may be taken in loops
+        return (
+            ir.Declare(start.local, (count,), place=s.place),
+            replace(s, orelse=orelse if sizes[1] else s.orelse),
+            ir.Assign(count, after, place=s.place),
+        ), size
+
+    def _numbered_loop(self, s: ir.Statement, size: int) -> tuple[ir.Body, int]:
+        assert isinstance(s, (ir.For, ir.While))
+        count = ir.Read(self.count)
+        first, end = (ir.Read(ir.Local(name, ir.I32, (), "temporary")) for name in ("first", "end"))
+        turns = _turns(s)
+        taken = _whole("mul", _whole("min", turns, _MOST_NUMBERS // size), size)
+        begins = (
+            ir.Assign(count, _whole("max", count, first), place=s.place),
+            ir.Assign(first, _whole("add", count, size), place=s.place),
+        )
+        return (
+            ir.Declare(first.local, (count,), place=s.place),
+            ir.Declare(end.local, (_whole("add", count, taken),), place=s.place),
+            ir.with_bodies(s, ((*begins, *s.body),)),
+            ir.Assign(count, _whole("max", _whole("max", count, first), end), place=s.place),
+        ), size * (int(turns.value) if isinstance(turns, ir.Const) else _RESERVED)
 
     def _noted_body(self, body: ir.Body, moving: set[ir.Local]) -> ir.Body:
         def noted(s: ir.Statement) -> ir.Body:
@@ -313,6 +363,8 @@ class Probe:
         return tuple(body)
 
 
+_RESERVED = 32  # iterations of a loop whose number of them is not known outside
+_MOST_NUMBERS = 2**12  # of a block that are kept free: float32 counts to 2**24
 _TURNS = 10_000  # of a loop with a condition, where another condition is not true
 _JUMPS = ("cast", "floor", "ceil", "round", "mod", "floordiv", "atan2", "truediv")
 _KINKS = ("max", "min", "abs")
@@ -408,10 +460,15 @@ def _require_supported(s: ir.Statement) -> None:
             )
 
 
-def _is_sized(s: ir.Statement) -> bool:
-    """Whether the shapes of all containers that a statement reads are known."""
-    loads = (v for value in ir.values_of(s) for v in ir.walk(value) if isinstance(v, ir.Load))
-    return all(v.container.shape is not None for v in loads)
+def _turns(loop: ir.For | ir.While) -> ir.Value:
+    """How many iterations a loop has at most, as far as that is known before it."""
+    domain = loop.domain if isinstance(loop, ir.For) else ()
+    if isinstance(loop, ir.While) or loop.kind != "range" or len(domain) > 2:
+        return ir.Const(_RESERVED, ir.I32)
+    start, end = (*(ir.Const(0, ir.I32),) * (2 - len(domain)), *(_as(as_value(v), ir.I32) for v in domain))
+    if isinstance(start, ir.Const) and isinstance(end, ir.Const):
+        return ir.Const(max(int(end.value) - int(start.value), 0), ir.I32)
+    return _whole("max", _whole("sub", end, start), 0)
 
 
 def _ended(s: ir.Statement) -> ir.Body:
@@ -430,17 +487,16 @@ def _ended(s: ir.Statement) -> ir.Body:
 def _in_range(node: ir.Value) -> ir.Value:
     """A read entry, of the nearest one that exists; a quotient of integers, with 1 in the place of a divisor 0."""
 
-    def within(index: Any, size: int, start: int = 0) -> Any:
-        if not isinstance(index, ir.Value) or isinstance(index, ir.Const):
+    def within(index: Any, size: int | ir.Size, start: int = 0) -> Any:
+        if not isinstance(index, ir.Value):
             return index
-        least, most = ir.Const(start, ir.I32), ir.Const(start + size - 1, ir.I32)
-        return ir.Op("min", (ir.Op("max", (_as(index, ir.I32), least), ir.I32), most), ir.I32)
+        most = _whole("sub", size, 1) if isinstance(size, ir.Size) else start + size - 1
+        return _whole("max", _whole("min", _as(index, ir.I32), most), start)
 
     if isinstance(node, ir.Read) and node.index:
         return replace(node, index=tuple(map(within, node.index, node.local.shape)))
     if isinstance(node, ir.Load):
-        shape = node.container.shape
-        assert shape is not None
+        shape = node.container.shape or tuple(ir.Size(node.container, k) for k in range(len(node.indices)))
         offset = node.container.offset or (0,) * len(shape)
         component = tuple(map(within, node.component, node.container.element_shape))
         return replace(node, indices=tuple(map(within, node.indices, shape, offset)), component=component)
@@ -464,6 +520,10 @@ def _real(name: str, *args: ir.Value | float) -> ir.Op:
     return ir.Op(name, tuple(_as(a, kind) if isinstance(a, ir.Value) else ir.Const(a, kind) for a in args), kind)
 
 
+def _whole(name: str, a: ir.Value, b: ir.Value | int) -> ir.Op:
+    return ir.Op(name, (a, b if isinstance(b, ir.Value) else ir.Const(b, ir.I32)), ir.I32)
+
+
 def _as(value: ir.Value, kind: ir.Type) -> ir.Value:
     return value if value.dtype == kind else ir.Op("cast", (value,), kind)
 
@@ -471,11 +531,8 @@ def _as(value: ir.Value, kind: ir.Type) -> ir.Value:
 def _mixed(seen: ir.Value, outcome: ir.Value) -> list[ir.Value]:
     """The steps that put one more outcome into the hash: Marsaglia's xorshift, on fewer bits, so nothing overflows."""
 
-    def bits(name: str, a: ir.Value, b: ir.Value | int) -> ir.Value:
-        return ir.Op(name, (a, b if isinstance(b, ir.Value) else ir.Const(b, ir.I32)), ir.I32)
-
     def left(by: int) -> ir.Value:
-        return bits("bit_xor", seen, bits("shift_left", bits("bit_and", seen, 2 ** (_BITS - by) - 1), by))
+        return _whole("bit_xor", seen, _whole("shift_left", _whole("bit_and", seen, 2 ** (_BITS - by) - 1), by))
 
-    taken = bits("bit_xor", seen, bits("bit_and", outcome, 2**_BITS - 1))
-    return [taken, left(13), bits("bit_xor", seen, bits("shift_right", seen, 17)), left(5)]
+    taken = _whole("bit_xor", seen, _whole("bit_and", outcome, 2**_BITS - 1))
+    return [taken, left(13), _whole("bit_xor", seen, _whole("shift_right", seen, 17)), left(5)]

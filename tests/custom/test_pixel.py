@@ -8,7 +8,7 @@ import taichi as ti
 from captured_warnings import no_warnings
 from differences import central_differences, outputs, read, scalars, vector_outputs
 from drawings import drawing, layered
-from kernel_texts import func_of, kernel_of, kernels_of
+from kernel_texts import func_of, kernel_of, kernels_of, names_of
 from numpy.testing import assert_allclose
 from program_interpreter import Interpreter
 from supersampled import errors_by_column, sampler
@@ -598,6 +598,67 @@ def test_an_edge_on_which_hidden_ones_lie(rows, by_row, kind):
     J = jacobian(k, site, image)[..., 0]
     inside = np.arange(5 * rows) % 5 % 4 > 0  # others have corners of cells
     assert_allclose(J[:, inside], expected[:, inside], atol=1e-9 * expected.max() + 1e-9 * rows**4)
+
+
+RECTANGLES = """
+    if_and:
+        for k in range(3):
+            if x > sides[j, k, 0] and x < sides[j, k, 1]:
+                v = 1.0 + k
+    select:
+        for k in range(3):
+            v = ti.select(x > sides[j, k, 0] and x < sides[j, k, 1], 1.0 + k, v)
+    nearest_first:
+        for n in range(3):
+            k = 2 - n
+            if x > sides[j, k, 0] and x < sides[j, k, 1]:
+                v = 1.0 + k
+                break
+    in_while:
+        k = 0
+        while k < 3:
+            if x > sides[j, k, 0] and x < sides[j, k, 1]:
+                v = 1.0 + k
+            k += 1
+    product:
+        for k in range(3):
+            v += float(x > sides[j, k, 0]) * float(x < sides[j, k, 1]) * (1.0 + k - v)
+    loop_in_branch:
+        for k in range(3):
+            if x > sides[j, k, 0]:
+                inside = True
+                for m in range(1, sides.shape[2]):
+                    inside = inside and x < sides[j, k, m]
+                if inside:
+                    v = 1.0 + k
+    """
+
+
+@pytest.mark.mostly_sweep("loop_in_branch")
+@pytest.mark.parametrize("name", names_of(RECTANGLES))
+def test_borders_that_rectangles_share(name):
+    """The jump is that of the rectangle on top, and not of one behind it that has a border at the same place."""
+    frame, arguments = "v = 0.5\n...\nreturn v\n", "(x, y, j, sides: ti.template())"
+    shade = kernels_of(RECTANGLES, frame, decorator="@ti.func", arguments=arguments)[name]
+    of = [
+        [(2, 7), (7, 12), (12, 17)],
+        [(2, 9), (5, 12), (9, 17)],
+        [(2, 7), (2, 12), (7, 12)],
+        [(2, 12), (7, 12), (2, 7)],
+    ]
+    borders = np.array([row[::step] for row in of for step in (1, -1)]) + 0.23
+    sides, image = outputs(len(borders), 3, 2), outputs(19, len(borders))
+    sides.from_numpy(borders)
+    call = "image[i, j] = pixel(shade, j, sides, at=(float(i), float(j)))"
+    k = kernel_of(f"for i, j in image: {call}", image=image, pixel=pixel, shade=shade, sides=sides)
+    expected = np.zeros((len(borders), len(borders), 3, 2))
+    for j, row in enumerate(borders):
+        for border in np.unique(row):
+            seen = [[n for n in range(3) if row[n, 0] < x < row[n, 1]] for x in (border - 0.1, border + 0.1)]
+            before, after = (1.0 + s[-1] if s else 0.5 for s in seen)
+            top = max(n for s in seen for n in s[-1:])
+            expected[j, j, top, np.flatnonzero(row[top] == border)] = before - after
+    assert_allclose(jacobian(k, sides, image).sum(0), expected, atol=1e-9)
 
 
 @pytest.mark.sweep
