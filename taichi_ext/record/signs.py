@@ -1,4 +1,4 @@
-"""Levels that are constant outside, such as ``max(q, 0)``: others of the same sign in their place, with a slope."""
+"""Levels that are constant outside, by ``max(q, 0)`` or a branch: others of the same sign, which have a slope."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 import taichi_ext.program as ir
+from taichi_ext.program.build import is_same
 from taichi_ext.simplify.usage import written_locals
 
 
@@ -36,6 +37,28 @@ class _Signs:
             for s in everything
             if isinstance(s, ir.Declare) and s.local.shape == () and self._writes[s.local] == 1
         }
+        for block in (body, *(inner for s in everything for inner in ir.bodies(s))):
+            self._values.update(self._set_in_branches(block))
+
+    def _set_in_branches(self, block: ir.Body) -> dict[ir.Local, ir.Value]:
+        """The values of locals that the branches of one statement set after they are declared, as choices."""
+        found: dict[ir.Local, ir.Value] = {}
+        declared: dict[ir.Local, ir.Value] = {}
+        for s in block:
+            if isinstance(s, ir.If):
+                sides = [dict(_given_by(a) for a in side if isinstance(a, ir.Assign)) for side in (s.then, s.orelse)]
+                written = {local for one in s.within for local in written_locals(one)}
+                for local in declared.keys() & (sides[0].keys() | sides[1].keys()):
+                    given = (side.get(local, declared[local]) for side in sides)
+                    value = _with_value(ir.Op("ifte", (s.condition, *given), local.dtype), local, declared[local])
+                    is_all = self._writes[local] == 1 + sum(local in side for side in sides)
+                    if is_all and written.isdisjoint(value.contents.locals):
+                        found[local] = value
+            read = {local for one in (s, *s.within) for v in ir.values_of(one) for local in v.contents.locals}
+            declared = {local: v for local, v in declared.items() if local not in read}
+            if isinstance(s, ir.Declare) and s.local.shape == () and s.local not in read:
+                declared[s.local] = s.values[0]
+        return found
 
     def of(self, value: ir.Value) -> ir.Value:
         """A value that is positive in the same places."""
@@ -46,6 +69,8 @@ class _Signs:
         if not isinstance(value, ir.Op):
             return value
         name, args = value.name, value.args
+        if name in ("select", "ifte"):
+            return self._of_choice(value)
         if name == "sqrt" or (name == "pow" and self._is_clipped(value)):
             return self.of(args[0])
         if name in ("max", "min"):
@@ -67,6 +92,28 @@ class _Signs:
         if not any(sign is not a for sign, a in zip(signs, args, strict=False)):
             return value
         return ir.Op(name, tuple(_as(sign, value.dtype) for sign in signs), value.dtype, place=value.place)
+
+    def _of_choice(self, value: ir.Op) -> ir.Value:
+        """That of a value where it is positive, and elsewhere of a number that is not."""
+        condition, *sides = value.args
+        for holds, side, other in ((True, *sides), (False, *sides[::-1])):
+            number, positive = self._number(other), self._positive(condition, holds=holds)
+            if number is not None and number <= 0 and positive is not None:
+                sign = self.of(side)
+                return sign if is_same(side, positive) or is_same(sign, self.of(positive)) else value
+        return value
+
+    def _positive(self, condition: ir.Value, *, holds: bool) -> ir.Value | None:
+        """The value that is positive, or 0, where a condition holds, or does not."""
+        if not isinstance(condition, ir.Op):
+            return None
+        name, args = condition.name, condition.args
+        if name == "logical_not":
+            return self._positive(args[0], holds=not holds)
+        if name not in ("lt", "le", "gt", "ge") or not any(a.dtype.is_real for a in args):
+            return None
+        more, less = args if (name in ("gt", "ge")) == holds else args[::-1]
+        return more if self._number(less) == 0 else None
 
     def _is_clipped(self, value: ir.Value) -> bool:
         """Whether a value is nowhere negative, and 0 in a region."""
@@ -104,6 +151,16 @@ class _Signs:
         """Whether a value is the same wherever it can be computed."""
         reads = value.contents
         return all(self._writes[local] <= 1 for local in reads.locals) and self._stored.isdisjoint(reads.containers)
+
+
+def _given_by(s: ir.Assign) -> tuple[ir.Local | None, ir.Value]:
+    """The scalar local that a statement sets, and its value."""
+    return (s.target.local if isinstance(s.target, ir.Read) and not s.target.index else None), s.value
+
+
+def _with_value(value: ir.Value, local: ir.Local, given: ir.Value) -> ir.Value:
+    """A value with another one in the place of a local."""
+    return ir.rebuilt(value, lambda v: given if isinstance(v, ir.Read) and v.local is local else v)
 
 
 def _as(value: ir.Value, kind: ir.Type) -> ir.Value:

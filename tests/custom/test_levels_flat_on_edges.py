@@ -147,6 +147,8 @@ CLIPPED = {  # levels that are constant outside, and others with the same edges
     "0.5 * ti.max(u * v, 0) ** 2": "u * v",
     "w / 3 + ti.sqrt(ti.max(v, 0))": "ti.max(u, v)",
     "ti.math.clamp(v, 0, 1)": "v",
+    "z": "v",
+    "t": "v",
 }
 
 
@@ -162,8 +164,10 @@ def test_coverage_by_levels_that_are_constant_outside(ti64, text):
             k:
                 x, y = float(i), float(j)
                 u, v = 0.8 * (x - p[0]) - 0.6 * (y - p[1]), p[2] - ti.sqrt((x - p[0]) ** 2 + (y - p[1]) ** 2)
-                w = ti.max(u, 0)
+                w, z, t = ti.max(u, 0), 0.0, v
                 {change}
+                if not v <= 0: z = ti.sqrt(v)
+                if t < 0: t = -1.0
                 image[i, j] = coverage({level}, at=(x, y))
         """
         made = kernels_of(table, "for i, j in image:\n    ...\n", image=image, p=p, coverage=coverage)
