@@ -251,7 +251,8 @@ def scaled(a):
 def test_globals_and_inlined_functions():
     x, y = scalars(X), outputs(3)
     k = kernel_of(
-        "for i in x: y[i] = scaled(x[i]) * _shadow0 - _ad * x[0]", x=x, y=y, _shadow0=_shadow0, _ad=_ad, scaled=scaled
+        "for i in x: tm = ti.Vector([x[i], 2.0]); y[i] = scaled(x[i]) * _shadow0 - _ad * x[0] + tm.x * tm.norm()",
+        **{"x": x, "y": y, "_shadow0": _shadow0, "_ad": _ad, "scaled": scaled},  # tm: a module outside of the kernel
     )
 
     check_jacobian(k, x, y)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import check_jacobian, outputs, scalars, vector_outputs
-from kernel_texts import kernels_of
+from differences import check_jacobian, integers, outputs, scalars, vector_outputs
+from kernel_texts import kernel_of, kernels_of
 
 from taichi_ext import Jacobian
 
@@ -110,3 +110,9 @@ def test_loops_that_begin_below_zero(end, text):
     plan = Jacobian(run, y, y, tangents="dense")
     np.testing.assert_allclose(plan(), 2.25 * np.eye(4), rtol=1e-14)
     assert text in plan.source
+
+
+def test_many_iterations_stay_parallel():
+    """Of one index: only loops over several indices are cut into rows."""
+    x, y, at = scalars(X), outputs(520), integers(np.arange(520)[::-1])
+    check_jacobian(kernel_of("for i in y: y[at[i]] = x[0] * ti.round(0.01 * i) + x[1]", x=x, y=y, at=at), x, y)
