@@ -37,13 +37,13 @@ differentiate: differentiate/differentiate,tangent_options,reverse_loops,column_
     sparse/sparse,sparse_sums,sparse_counts,sparse_hessian language/language_whole_fields,language_rows,random_programs
 record: differentiate/record_emit
     language/language,language_python,language_functions,programs,programs_with_functions,captures,constants
-    language/language_calls,language_linalg,language_whole_fields
+    language/language_linalg,language_whole_fields
     custom/registry,edges,reverse_rules,exact_pixels api/bad_input
 adjoint: adjoint reverse api/products
-api: api pipelines/state,max_memory
+api: api pipelines/state
 backend: backend language/arrays,captures pipelines/destroyed_trees
 checks: api/check,check_steps,cuts,export_checks
-launches: pipelines/pipelines,state,random_pipelines api/products sparse/sparse_hessian language/components pipelines/max_memory
+launches: pipelines/pipelines,state,random_pipelines api/products sparse/sparse_hessian language/components
 runtime/launching: pipelines/pipelines,state,random_pipelines,host_stores,arbiter solvers/implicit sparse/sparse_versions
     solvers/projection api/bad_input
 runtime/memory: differentiate/regions language/views,arrays pipelines/pipelines,state,random_pipelines

@@ -1,22 +1,23 @@
-"""What is left behind: exactly what one plain run leaves, whatever was needed for the Jacobian."""
+"""What is left behind: exactly what one plain run leaves, whatever was needed for the Jacobian; limits of memory."""
 
 import collections
 import functools
 import gc
 import itertools
 import sys
+import types
 import weakref
 
 import numpy as np
 import pytest
 import taichi as ti
 from devices import real
-from differences import Snapshot, outputs, scalars, vectors
+from differences import Snapshot, check_jacobian, outputs, read, scalars, vectors
 from kernel_texts import kernel_of
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi.lang import impl
 
-from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian, linear_operator, value_and_jacobian
 from taichi_ext.runtime.memory.state import State
 
 pytestmark = pytest.mark.usefixtures("ti64")
@@ -380,3 +381,163 @@ def test_arrays_in_slots_classes_and_objects_of_c_are_those_of_one_run(mode):
     J = jacobian(run, x, y, mode=mode)
     assert_allclose(J, 2 * (X[0] * np.eye(4) + np.outer(X, np.eye(4)[0])))
     assert [array.item() for array in arrays] == [1.0] * 5
+
+
+@ti.data_oriented
+class Wave:
+    def __init__(self):
+        self.k = scalars([0.5, 0.7])
+        self.before, self.now, self.after = scalars(np.linspace(0, 1, 6)), scalars(np.linspace(1, 2, 6)), outputs(6)
+
+    @ti.kernel
+    def step(self):
+        for i in range(1, 5):
+            bend = self.now[i - 1] - 2 * self.now[i] + self.now[i + 1]
+            self.after[i] = 2 * self.now[i] - self.before[i] + self.k[i % 2] * bend
+
+    @ti.kernel
+    def roll(self):
+        for i in self.now:
+            self.before[i] = self.now[i]
+            self.now[i] = self.after[i]
+
+
+@pytest.mark.chosen_only("the kernels of one block of columns", "--chunk-size")
+def test_a_kernel_is_built_again_where_containers_have_got_tangents():
+    wave = Wave()
+
+    def run():
+        for name in ("step", "roll") * 4:
+            getattr(wave, name)()
+        functools.partial(wave.step)()
+
+    check_jacobian(run, wave.k, wave.now, state=[wave.before, wave.after])
+    plan = Jacobian(run, wave.k, wave.now)
+    plan()
+    assert len(plan._prepared.fused) == 3  # roll; step with no tangents before it, and with all
+    plan()
+    assert len(plan._prepared.fused) == 3
+
+
+def test_a_container_that_gets_tangents_in_some_calls():
+    x, t, y = scalars([0.3, 0.8]), scalars([1.0, 2.0]), outputs(2)
+    add = kernel_of("for i in x: y[i] += x[i] * t[i]", x=x, y=y, t=t)
+    replace = kernel_of("for i in x: t[i] = x[i]", x=x, t=t)
+
+    def run(n):
+        for k in range(3):
+            add()
+            if k > n:
+                replace()
+
+    for n in (5, 1, 0):
+        check_jacobian(run, x, y, args=(n,), state=[t])
+
+
+def test_a_field_that_is_made_after_the_first_launch():
+    x, y = scalars([0.3, 0.8]), outputs(2)
+    holder = types.SimpleNamespace(made=None)
+    first = kernel_of("for i in x: y[i] += x[i]", x=x, y=y)
+    second = kernel_of("for i in x: holder.made[i] = y[i]; y[i] += holder.made[i] * x[i]", x=x, holder=holder, y=y)
+
+    def run():
+        for k in range(2):
+            first()
+            if k == 0:
+                holder.made = ti.field(ti.f64, shape=2)
+            second()
+
+    J = Jacobian(run, x, y)()
+    v = np.array([0.3, 0.8])
+    assert_allclose(J, np.diag(2 + 6 * v + 3 * v**2), rtol=1e-13)
+
+
+def test_vectors_whose_tangents_do_not_fit_together():
+    x, t, y = scalars([0.3, 0.5, 0.7, 0.9, 1.1]), outputs(40), outputs(40)
+
+    @ti.kernel
+    def k():
+        for i in t:
+            t[i] = x[i % 5] ** 2
+        for i in t:
+            y[i] = t[i] * x[0]
+
+    expected = jacobian(k, x, y)
+    assert_allclose(linear_operator(k, x, y, max_memory=3 * 40 * 8 - 1) @ np.eye(5), expected, rtol=1e-14)
+
+
+@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
+def test_limit_does_not_count_the_jacobian_itself():
+    x, y = scalars(np.ones(50)), outputs(40)
+    runs = []
+    k = kernel_of("for i in y: y[i] = x[i] * x[0]", y=y, x=x)
+
+    def run():
+        runs.append(1)
+        k()
+
+    result = jacobian(run, x, y, max_memory=1)
+    assert result.shape == (40, 50)
+    assert len(runs) == 1
+
+
+def test_random_numbers_cannot_be_drawn_again():
+    x, t, y = scalars([0.3, 0.5]), outputs(2), outputs(2)
+
+    @ti.kernel
+    def k():
+        for i in t:
+            t[i] = x[i] * ti.random(ti.f64)
+        for i in y:
+            y[i] = t[i] ** 2
+
+    with pytest.raises(InvalidArgumentError, match="random"):
+        jacobian(k, x, y, max_memory=1)
+    assert jacobian(k, x, y).shape == (2, 2)
+
+
+@pytest.mark.sweep
+def test_limit_that_a_later_call_exceeds():
+    x, y, t = scalars([1.0, 2.0, 3.0, 4.0]), outputs(4), outputs(4)
+    X, runs = read(x), []
+    first = kernel_of("for i in y: y[i] += x[i] * y[i]", y=y, x=x)
+    more = kernel_of("for i in y: t[i] = x[i] * y[i]", y=y, t=t, x=x)
+    last = kernel_of("for i in y: y[i] += t[i]", y=y, t=t)
+
+    def pipeline(n):
+        runs.append(n)
+        for _ in range(3):  # repeated launches, after the first of which nothing is saved
+            first()
+        if n:
+            more()
+            last()
+
+    for make in (Jacobian, lambda *a, **o: lambda args: jacobian(*a, **{**o, "args": args})):
+        plan = make(pipeline, x, y, args=(0,), max_memory=100)  # the tangents of t need 128 bytes
+        for n in (0, 0, 1, 0, 1):
+            y.fill(1.0)
+            runs.clear()
+            J = plan(args=(n,))
+            assert_allclose(J, np.diag(3 * (1 + X) ** 2 if n == 0 else 4 * (1 + X) ** 3), rtol=1e-12)
+            assert_allclose(read(y), (1 + X) ** (3 + n))
+
+
+@pytest.mark.mostly_sweep("False-options0", "False-options1", "True-options0")
+@pytest.mark.parametrize("options", [{"chunk_size": 1}, {"max_memory": 1}])
+@pytest.mark.parametrize("is_pipeline", [False, True])
+def test_nothing_is_changed_where_runs_cannot_be_repeated(options, is_pipeline):
+    x, t, y = scalars([0.3, 0.5]), outputs(2), outputs(2)
+    before = kernel_of("for i in t: t[i] += x[i]", t=t, x=x)
+
+    @ti.kernel
+    def random():
+        for i in y:
+            t[i] += x[i] * ti.random(ti.f64)
+        for i in y:
+            y[i] += t[i] ** 2
+
+    pipeline = lambda: (before(), random())
+    with pytest.raises(InvalidArgumentError, match="random"):
+        jacobian(pipeline if is_pipeline else random, x, y, **options)
+    assert_array_equal(read(t), [0, 0])
+    assert_array_equal(read(y), [0, 0])
