@@ -240,32 +240,34 @@ INDICES = """
         j = 512 >> (t - 333)
 """
 STEP = """\
-for i in y:
+for i in p:
     ...
-    x[j, i] = (ti.sin(x[j, i]) + 1) * p[i]
+    x[n, j, i] = (ti.sin(x[n, j, i]) + 1) * p[i]
 """
 
 
-@pytest.mark.parametrize("name", names_of(INDICES))
-def test_indices_that_arguments_decide_are_those_of_kernels(name):
+def test_indices_that_arguments_decide_are_those_of_kernels():
     """What is kept of ``x`` is found in Python: numbers that wrap, and that no iteration computes."""
-    x, p, y = ti.field(ti.f64, (602, 4)), ti.field(ti.f64, 4), ti.field(ti.f64, 4)
+    names = names_of(INDICES)
+    x, p, y = (ti.field(ti.f64, shape) for shape in ((len(names), 602, 4), 4, (len(names), 4)))
     p.from_numpy(drawn(4))
-    step = kernels_of(INDICES, STEP, x=x, p=p, y=y)[name]
-    total = kernel_of("for i in y: for j in range(602): y[i] += x[j, i]", x=x, y=y)
+    steps = [kernels_of(INDICES, STEP, x=x, p=p, n=n)[name] for n, name in enumerate(names)]
+    total = kernel_of("for n, i in y: for j in range(602): y[n, i] += x[n, j, i]", x=x, y=y)
 
     def run():
         x.fill(0)
         y.fill(0)
-        for t in (333, 333, *[0] * (name in ("quotient", "shift")), 333):
-            step(260 if name == "taken" else t)
+        for name, step in zip(names, steps, strict=True):
+            for t in (333, 333, *[0] * (name in ("quotient", "shift")), 333):
+                step(260 if name == "taken" else t)
         total()
 
-    value, at = 0.0, drawn(4) + 1e-30j
+    value, at, weights = 0.0, drawn(4) + 1e-30j, drawn(len(names), 4)
     for _ in range(3):
         value = (np.sin(value) + 1) * at
-    assert_allclose(vjp(run, p, y, np.ones(4)), value.imag / 1e-30, rtol=1e-12)
-    assert_allclose(y.to_numpy(), value.real, rtol=1e-12)
+    assert_allclose(vjp(run, p, y, weights), weights.sum(0) * value.imag / 1e-30, rtol=1e-12)
+    for name, values in zip(names, y.to_numpy(), strict=True):
+        assert_allclose(values, value.real, rtol=1e-12, err_msg=name)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -469,6 +471,17 @@ def test_products_with_h_are_of_runs_that_draw_the_same(has_random, name):
 
 
 VECTOR = ti.types.vector(2, ti.f64)
+
+
+def test_each_number_of_a_returned_vector_has_its_own_derivative():
+    x, y = ti.field(ti.f64, 2), ti.field(ti.f64, ())
+    x.from_numpy(drawn(2))
+    both = kernel_of("both() -> VECTOR: return VECTOR(x[0] ** 2, x[0] * x[1])", x=x, VECTOR=VECTOR)
+    store = kernel_of("y[None] = a * b", "a: ti.f64, b: ti.f64", y=y)
+    first, second = drawn(2)
+    assert_allclose(vjp(lambda: store(*both()), x, y, 1.0), [3 * first**2 * second, first**3], rtol=1e-12)
+
+
 PAIR = ti.types.struct(a=ti.f64, v=VECTOR)
 
 
