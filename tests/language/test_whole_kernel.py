@@ -5,7 +5,7 @@ import pytest
 import taichi as ti
 from devices import real
 from differences import check_jacobian, outputs, scalars
-from kernel_texts import func_of, kernels_of, names_of
+from kernel_texts import func_of, kernel_of, kernels_of, names_of
 from numpy.testing import assert_allclose
 
 from taichi_ext import backend, jacobian
@@ -205,3 +205,16 @@ class TestStoresThatCover:
                 jacobian(kernel, p, [y, z], out=[J, K])
                 assert_allclose(J, expected)
                 assert_allclose(K, by_z)
+
+
+@ti.real_func
+def piecewise(a: ti.f64) -> ti.f64:
+    if a < 0.5:
+        return a * a
+    return 3.0 * a
+
+
+def test_real_functions_that_return_early():
+    x, y = scalars([0.3, 0.8]), outputs(2)
+    k = kernel_of("for i in x: y[i] = piecewise(x[i])", x=x, y=y, piecewise=piecewise)
+    assert_allclose(jacobian(k, x, y), np.diag([0.6, 3.0]), rtol=1e-12)
