@@ -34,7 +34,7 @@ schedule: differentiate/lanes,lanes_of_arithmetic,masks,elementary,column_loops,
 analysis: differentiate/intervals,regions,changes,position_indices,storage_plan language/bounds api/cuts sparse/sparse
     language/random_programs
 differentiate: differentiate/differentiate,tangent_options,reverse_loops,column_blocks,by_column,storage_plan
-    sparse/sparse,sparse_sums,sparse_counts,sparse_hessian language/language_whole_fields,language_rows,random_programs
+    sparse/sparse,sparse_sums,sparse_hessian language/language_whole_fields,language_rows,random_programs
 record: differentiate/record_emit
     language/language,language_python,language_functions,programs,programs_with_functions,captures,constants
     language/language_linalg,language_whole_fields

@@ -6,11 +6,11 @@ import textwrap
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, read, scalars, write
+from differences import outputs, read, scalars, vectors, write
 from kernel_texts import func_of, kernel_of, kernels_of, names_of
 from numpy.testing import assert_allclose
 
-from taichi_ext import jacobian, linear_operator, vjp
+from taichi_ext import Jacobian, jacobian, linear_operator, vjp
 from taichi_ext.errors import DerivativeWarning, InvalidArgumentError, UnsupportedError
 from taichi_ext.runtime.memory import shadows
 from taichi_ext.runtime.reverse.kernels import StagedKernel
@@ -547,3 +547,146 @@ def test_arrays_with_more_entries_than_indices_are_rejected(monkeypatch, case):
     assert re.search(named.get(case, "one iteration keeps .* 7[0-9]{3} entries in each thread"), message), message
     if case != "tape":
         assert_allclose(read(y), before)
+
+
+# Entries that an iteration owns are locals of its adjoint: state in place, and loops in which they cannot be.
+
+
+LONG = 600  # more than one thread runs
+
+
+def field(*shape, components=0):
+    random = np.random.default_rng(len(shape))
+    return (
+        vectors(random.uniform(0.3, 1.4, (*shape, components)))
+        if components
+        else scalars(random.uniform(0.3, 1.4, shape))
+    )
+
+
+def check_in_place(run, param, output):
+    """The adjoint against the forward engine, and the state that both leave against a plain run."""
+    fields, found, states = {param, output}, {}, []
+    before = {f: read(f) for f in fields}
+
+    def again():
+        for f in fields:
+            write(f, before[f])
+
+    again()
+    run()
+    plain = read(output)
+    row = np.random.default_rng(5).standard_normal(plain.shape)
+    for mode in ("reverse", "forward"):
+        again()
+        if mode == "reverse":
+            found[mode] = vjp(run, param, output, row)
+        else:
+            found[mode] = np.tensordot(row, jacobian(run, param, output, mode=mode), plain.ndim)
+        states.append(read(output))
+    assert np.abs(found["forward"]).max() > 0
+    assert_allclose(found["reverse"], found["forward"], rtol=1e-9, atol=1e-12)
+    assert_allclose(states, [plain, plain], rtol=1e-12)
+
+
+def test_state_in_place_with_branches_and_loops_needs_no_tape():
+    v = field(LONG, components=2)
+
+    @ti.kernel
+    def run():
+        for i in v:
+            v[i] *= v[i].y - 0.8
+            if v[i].x < 0:
+                v[i].x = 0.25 * v[i].x * v[i].y
+            for _ in range(3):
+                v[i].y += ti.sin(v[i].x * v[i].y)
+            if i % 3 == 0 and v[i].y > 0.5:
+                v[i].y = 0
+
+    check_in_place(run, v, v)
+    loss = outputs()
+    total = kernel_of("for i in v: loss[None] += v[i].x * v[i].y", v=v, loss=loss)
+    plan = Jacobian(lambda: (run(), total()), v, loss, mode="reverse")
+    plan()
+    assert "own_v" in plan.source and "tape_reals" not in plan.source
+
+
+KERNELS = """
+    at_other_places:
+        for i in range(LONG):
+            x[i] *= x[i]
+            if x[i] > 0.5:
+                x[i + LONG] = x[i] * x[i + LONG]
+            x[i] += x[i + LONG]
+    beyond_the_container:
+        for i in range(3 * LONG):
+            if i < 2 * LONG:
+                x[i] *= x[i]
+                x[i] += 0.5 * x[i] ** 2
+    stored_before_an_early_end:
+        for i in x:
+            x[i] *= x[i]
+            if x[i] > 0.6:
+                continue
+            x[i] += ti.exp(x[i])
+    transposed:
+        for i, j in square:
+            if i < j:
+                square[i, j] *= square[j, i]
+                square[j, i] += square[i, j]
+    constant_components:
+        for i in range(LONG):
+            rows[i, 0] *= rows[i, 1]
+            if rows[i, 0] > 0.7:
+                rows[i, 2] -= rows[i, 0] ** 2
+            rows[i, 0] += rows[i, 2]
+    varying_components:
+        for i in range(LONG):
+            for k in range(3):
+                rows[i, k] *= rows[i, (k + 1) % 3]
+            rows[i, 1] += rows[i, 0] * rows[i, 2]
+    computed_components:
+        for i in range(LONG):
+            rows[i, 1] *= rows[i, 2]
+            for k in range(3):
+                rows[i, 2 * k % 3] *= rows[i, (k + 1) % 3]
+            rows[i, 1] += rows[i, 0] * rows[i, 2]
+"""
+
+
+@pytest.mark.mostly_sweep("stored_before_an_early_end", "varying_components", "computed_components")
+@pytest.mark.parametrize("name", names_of(KERNELS))
+def test_entries_of_one_field(name):
+    fields = {"x": field(2 * LONG), "square": field(25, 25), "rows": field(LONG, 3)}
+    changed = fields["square" if name == "transposed" else "rows" if name.endswith("components") else "x"]
+    check_in_place(kernels_of(KERNELS, **fields, LONG=LONG)[name], changed, changed)
+
+
+def test_entries_of_several_iterations_are_shared():
+    x, s = field(30, 40), field(30)
+    run = kernel_of("for i, j in x: s[i] += x[i, j] ** 2; s[i] -= x[i, j] ** 3", x=x, s=s)
+    check_in_place(run, x, s)
+
+
+@pytest.mark.sweep
+def test_cells_that_a_store_activates():
+    x, y = field(LONG), ti.field(ti.f64)
+    ti.root.bitmasked(ti.i, LONG).place(y)
+    total = outputs()
+
+    @ti.kernel
+    def store():
+        for i in x:
+            if i % 3 == 1:
+                y[i] = x[i] ** 2
+                y[i] *= 1 + y[i]
+
+    add = kernel_of("for i in y: total[None] += y[i] + 1", y=y, total=total)
+
+    def run():
+        ti.deactivate_all_snodes()
+        total[None] = 0
+        store()
+        add()
+
+    check_in_place(run, x, total)

@@ -4,6 +4,7 @@ import gc
 import sys
 import weakref
 
+import example_programs
 import numpy as np
 import pytest
 import scipy.sparse
@@ -402,3 +403,13 @@ def test_guarded_columns_stay_within_the_rows_of_entries():
     expected = np.concatenate([b.reshape(read(y).size, n) for b in central_differences(k, [x, w], [y])[0]], axis=1)
     assert_allclose(np.concatenate([b.toarray() for b in plan()], axis=1), expected, rtol=1e-6, atol=1e-8)
     assert "+ max(0, min(j + -2, 5))" in plan.source  # outside of it, a term of 0 would meet another iteration's sum
+
+
+# An example with sparse Jacobians.
+
+
+def test_bundle_adjustment(capsys, monkeypatch, tmp_path):
+    printed = example_programs.run(
+        "bundle_adjustment", capsys, monkeypatch, ["--output", str(tmp_path / "picture.png")]
+    )
+    assert printed.count("  ok  ") == 3
