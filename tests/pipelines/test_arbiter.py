@@ -564,7 +564,7 @@ def test_what_a_pipeline_does_once_it_does_in_every_run_of_a_call(scene, memo, p
     assert not MEMOS[memo](memos) or memo == "cache"  # it is left as by one run
 
 
-@pytest.mark.mostly_sweep("cache-blocks", "count-reverse", "count-hessian", "count-csr")
+@pytest.mark.mostly_sweep("blocks-cache", "reverse-count", "hessian-count", "csr-count")
 @pytest.mark.parametrize("kind", ["count", "cache"])
 @pytest.mark.parametrize("product", [*AGAIN][1:])
 def test_what_cannot_be_put_back_is_said(scene, product, kind):
