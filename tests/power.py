@@ -15,7 +15,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ differentiate/rules: differentiate/differentiate,rules language/language_linalg,
 simplify: differentiate/record_emit,rewrite language/short_loops,programs,language,random_programs
 schedule: differentiate/lanes,lanes_of_arithmetic,masks,elementary,column_loops,random_lanes,private_sums
     language/loop_order,short_loops,random_programs
-analysis: differentiate/intervals,regions,changes,position_indices,storage_plan language/bounds api/cuts sparse/sparse
+analysis: differentiate/intervals,regions,program,position_indices,storage_plan language/bounds api/cuts sparse/sparse
     language/random_programs
 differentiate: differentiate/differentiate,tangent_options,reverse_loops,column_blocks,by_column,storage_plan
     sparse/sparse,sparse_sums,sparse_hessian language/language_whole_fields,language_rows,random_programs
@@ -194,24 +193,9 @@ class Mutations(ast.NodeVisitor):
             self.generic_visit(node)
 
 
-def changed_lines(since: str) -> set[tuple[str, int]]:
-    """The lines of the package that have come since a revision, by file and number."""
-    command = ["git", "diff", "--unified=0", since, "--", "taichi_ext"]
-    diff, path, found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout, "", set()
-    for line in diff.splitlines():
-        if line.startswith("+++ b/taichi_ext/"):
-            path = line.removeprefix("+++ b/taichi_ext/")
-        elif hunk := re.match(r"@@ .*\+(\d+)(?:,(\d+))? @@", line):
-            first = int(hunk[1])
-            found |= {(path, n) for n in range(first, first + int(hunk[2] or 1))}
-    return found
-
-
-def mutants(
-    count: int, seed: int, districts: list[str], since: str = "", by_lines: bool = False
-) -> Iterator[tuple[str, Mutant]]:
-    """So many, alike many of each district or as many as it has lines, and of each kind; only of lines since a revision."""
-    draw, changed = random.Random(seed), changed_lines(since) if since else None
+def mutants(count: int, seed: int, districts: list[str], by_lines: bool) -> Iterator[tuple[str, Mutant]]:
+    """So many, alike many of each district or as many as it has lines, and of each kind."""
+    draw = random.Random(seed)
     pools: dict[str, dict[str, list[Mutant]]] = {name: {} for name in DISTRICTS if name in districts}
     lines: Counter[str] = Counter()
     for path in sorted((ROOT / "taichi_ext").rglob("*.py")):
@@ -219,8 +203,6 @@ def mutants(
         district = district_of(name)
         lines[district] += len(path.read_bytes().splitlines())
         for mutant in Mutations(path).found if district in pools else ():
-            if changed is not None and (name, mutant.line) not in changed:
-                continue
             pools[district].setdefault(mutant.kind, []).append(mutant)
     turns = {name: draw.sample(sorted(pool), len(pool)) for name, pool in pools.items() if pool}
     for _ in range(count):
@@ -285,7 +267,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--districts", nargs="*", default=list(DISTRICTS), choices=list(DISTRICTS))
     parser.add_argument("--by-lines", action="store_true", help="as many changes of a district as it has lines")
-    parser.add_argument("--since", default="", metavar="REVISION", help="change only lines that have come since")
     parser.add_argument(
         "--again", type=Path, metavar="TABLE", help="make the changes of this table again, and no others"
     )
@@ -300,7 +281,7 @@ def main() -> None:
     if options.again:
         chosen = [(d, mutant) for d, mutant in mutants_again(options.again) if d in options.districts]
     else:
-        chosen = list(mutants(options.count, options.seed, options.districts, options.since, options.by_lines))
+        chosen = list(mutants(options.count, options.seed, options.districts, options.by_lines))
     if options.list:
         for district, mutant in chosen:
             print(f"{district}: {mutant.place}: {mutant.kind}: {mutant.old} -> {mutant.new}")
