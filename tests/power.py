@@ -26,9 +26,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # what is changed, and the tests that are run for it, by folder: the nearest first, since the first failure ends a run
 TABLE = """
-differentiate/rules: differentiate/differentiate,rules language/language_linalg,decompositions solvers/hessian
+differentiate/rules: differentiate/differentiate,rules language/language_rows,decompositions solvers/hessian
 simplify: differentiate/record_emit,rewrite language/short_loops,programs,language,random_programs
-schedule: differentiate/lanes,lanes_of_arithmetic,masks,elementary,column_loops,random_lanes,private_sums
+schedule: differentiate/lanes,lanes_of_arithmetic,masks,elementary,column_loops,random_lanes,column_blocks
     language/loop_order,short_loops,random_programs
 analysis: differentiate/intervals,regions,program,position_indices,storage_plan language/bounds api/cuts sparse/sparse
     language/random_programs
@@ -36,7 +36,7 @@ differentiate: differentiate/differentiate,tangent_options,reverse_loops,column_
     sparse/sparse,sparse_sums,sparse_hessian language/language_whole_fields,language_rows,random_programs
 record: differentiate/record_emit
     language/language,language_python,language_functions,programs,programs_with_functions,captures,constants
-    language/language_linalg,language_whole_fields
+    language/language_rows,language_whole_fields
     custom/registry,edges,reverse_rules,exact_pixels api/bad_input
 adjoint: adjoint reverse api/products
 api: api pipelines/state
