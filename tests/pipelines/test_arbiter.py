@@ -487,6 +487,11 @@ class Slots:
     __slots__ = ("used",)
 
 
+class Closed(list):
+    def __setitem__(self, place, value):
+        raise TypeError("is closed")
+
+
 named = None
 
 
@@ -502,6 +507,7 @@ class Memos:
     def __init__(self):
         self.flag, self.count, self.list, self.dict, self.set = False, 0, [], {}, set()
         self.deque, self.vector, self.slots = collections.deque([2, 1, 0]), ti.Vector([0.0, 0.0]), Slots()
+        self.closed, self.chain = Closed(), collections.ChainMap({})
         self.numpy, self.python = np.random.default_rng(1), random.Random(1)
         self.inner, self.cached = (
             types.SimpleNamespace(of=({"a": [[]]},)),
@@ -514,6 +520,8 @@ MEMOS = {  # how a pipeline notes that it has done something, which it does agai
     "new attribute": lambda m: not hasattr(m, "new") and not setattr(m, "new", None),
     "counter": lambda m: setattr(m, "count", m.count + 1) or m.count == 1,
     "list": lambda m: not m.list and not m.list.append(0),
+    "closed list": lambda m: not m.closed and not m.closed.append(0),
+    "chain": lambda m: "a" not in m.chain and not m.chain.update(a=0),
     "entry": lambda m: "a" not in m.dict and not m.dict.update(a=0),
     "set": lambda m: 1 not in m.set and not m.set.add(1),
     "deque": lambda m: m.deque.pop() == 0,
@@ -541,6 +549,7 @@ AGAIN = {
 @pytest.mark.mostly_sweep(
     *("list-reverse", "entry-blocks", "set-hessian", "new attribute-reverse", "deque-csr", "cache-reverse"),
     *("slot-hvp", "dict of a class-forward", "global-reverse", "generator-blocks"),
+    *("closed list-blocks", "chain-blocks"),
 )
 @pytest.mark.parametrize("product", AGAIN)
 @pytest.mark.parametrize("memo", MEMOS)

@@ -141,7 +141,8 @@ def _named_in(names: Set[str], owners: list[object]) -> list[object]:
 
 _LISTS = (list, bytearray, array)
 _CONTAINERS = (tuple, frozenset, list, set, collections.deque)
-_NAMESPACES = (types.SimpleNamespace, argparse.Namespace, backend.Struct)
+_WRAPPED = (collections.UserDict, collections.UserList, collections.ChainMap)  # containers, as attributes
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace, *_WRAPPED, backend.Struct)
 _WRAPPERS = (partial, property, staticmethod, classmethod, cached_property, types.CellType, types.MethodType)
 _Cached = type(lru_cache(len))
 _Undoing = Iterator[Callable[[], object]]
@@ -224,7 +225,7 @@ def _undoing(value: Any) -> _Undoing:
         if isinstance(value, dict):
             yield partial(_put_back_items, value, dict(value))
         elif isinstance(value, _LISTS):
-            yield partial(_put_back_list, value, value[:])
+            yield partial(_put_back_list, value, _plain_type(value).__getitem__(value, slice(None)))
         elif isinstance(value, (set, collections.deque)):
             yield partial(_put_back_set, value, list(value))
         if _has_attributes(value):
@@ -271,21 +272,29 @@ def _undoing_names(
     return undo
 
 
+def _plain_type(value: Any) -> Any:
+    """The class of a container below those of the user, whose methods may raise, or note changes."""
+    return next(kind for kind in type(value).__mro__ if not _is_users(kind))
+
+
 def _put_back_list(value: Any, before: Any) -> None:
     if not _are_same(value, before):
-        value[:] = before
+        _plain_type(value).__setitem__(value, slice(None), before)
 
 
 def _put_back_set(value: Any, before: list[object]) -> None:
     if not _are_same(value, before):
-        value.clear()
-        (value.update if isinstance(value, set) else value.extend)(before)
+        kind = _plain_type(value)
+        kind.clear(value)
+        (kind.update if isinstance(value, set) else kind.extend)(value, before)
 
 
 def _put_back_items(value: dict[Any, Any], before: dict[Any, Any]) -> None:
     if not (_are_same(value, before) and _are_same(value.values(), before.values())):
-        value.clear()
-        value.update(before)
+        kind = _plain_type(value)
+        kind.clear(value)
+        for key, item in before.items():
+            kind.__setitem__(value, key, item)
 
 
 def _are_same(some: Any, others: Any) -> bool:
