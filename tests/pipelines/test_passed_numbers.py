@@ -500,7 +500,8 @@ def test_to_python_it_is_a_float(scene):
     assert seen[0] == seen[-1] == (True, True, True, "0.70", "0.7", "0.7", True)  # others: with moved params
 
 
-def test_what_outlives_the_run_is_a_plain_number(scene):
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_what_outlives_the_run_is_a_plain_number(scene, mode):
     kept = []
 
     def pipeline(s):
@@ -508,8 +509,9 @@ def test_what_outlives_the_run_is_a_plain_number(scene):
         scene.clear()
         scene.add(s, ti.Vector([0.0, 0.0]))
 
-    jacobian(pipeline, "s", scene.y, args=(0.7,))
+    jacobian(pipeline, "s", scene.y, args=(0.7,), mode=mode)
     with no_warnings(DerivativeWarning):
+        assert [*map(type, kept)] == [float, float]
         assert type(kept[1] * 2) is float
         assert type(pickle.loads(pickle.dumps(kept[0]))) is float
         assert type(copy.deepcopy(kept[0])) is float

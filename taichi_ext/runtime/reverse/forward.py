@@ -23,6 +23,7 @@ from taichi_ext.runtime.launching.trace import is_made
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import rows_under, view_of
 from taichi_ext.runtime.python.dual_numbers import DualFollower, DualNumber, Run, is_dual, matrix_of, plain_number
+from taichi_ext.runtime.python.reached import forget_tangents
 from taichi_ext.runtime.python.run_record import entries_of, numbers_like
 from taichi_ext.runtime.reverse.calls import Calls, Kernels
 from taichi_ext.runtime.reverse.cells import Box, Cell, Copy
@@ -113,6 +114,8 @@ class Forward(DualFollower):
         self._has_reads |= bool(run.passed)
         self.cells.remember()
         result = self.follow(run, self._calls.parameter)
+        if self._numbers.has_numbers:
+            result = forget_tangents(result, run.function, run.args)
         if self._record is not None:
             self._record.end()
         self.read |= {PipelineArgument(name) for name in self._numbers.passed}
