@@ -68,6 +68,7 @@ _FLAT = 1e-4  # as CURVED, with a hidden edge, such as that at which the number 
 _SMOOTH = 0.2  # of a pixel: squares that are smaller are not divided since values beside an edge are not linear
 _HEIGHT = 0.12  # of that of a linear level, at a place in a square with an edge
 _ROUNDINGS = 8  # a level is no larger where it is 0
+_LARGE = 0.7  # of a pixel: squares in which an edge may be visible that is hidden on all sides
 _BESIDE = 2  # places in a square that seems to have no edge, where fine patterns do not look as at its centre
 # Unresolved: length of edges, in pixels and of all; the same of shapes within a pixel; squares with bent values.
 _MUCH, _SHARE, _SHARE_WITHIN, _MOST_BENT = 2.0, 0.2, 0.25, 8
@@ -260,6 +261,7 @@ def find_edges(
     if is_mixed | is_near:
         kind = DIVIDED
         changes = 0
+        visible = 0
         inner = ti.Vector([0] * MOST)
         rounding = 4.0 * fine * (1.0 + abs(x) + abs(y)) / size
         for c in range(SIDES):
@@ -273,9 +275,12 @@ def find_edges(
             is_over = oscillates(shade, count, x, y, size, rounding, table)
         for r in range(count):
             is_known |= inner[r] == centre[SEEN]
-            crossed |= bit_of(int(table[r, WHICH]))
+            visible |= bit_of(int(table[r, WHICH]))
+        crossed |= visible
         is_small = is_least or (count > 0 and size * WHOLE < 1.5 * COARSE)
-        is_closed = (near | crossed) != crossed and not is_small  # an edge may be near that crosses no side
+        # An edge may be near that crosses no side, or, in a large square, is hidden where it crosses them.
+        counted = ti.select((count > 0) & (size > _LARGE), visible, crossed)
+        is_closed = (near | crossed) != counted and not is_small
         if count == 0:
             if is_known and is_mixed:  # outcomes that change nothing
                 is_done = size < _LEAST

@@ -138,12 +138,13 @@ def test_discs_of_all_sizes_over_each_other():
 
     plan = Jacobian(drawing(shade, image), p, image)
     generator = np.random.default_rng(0)
-    for _ in range(25):
+    for n in range(63):
         radii = np.exp(generator.uniform(np.log(0.1), np.log(3.0), count))
         places = generator.uniform(-0.5, np.array(shape) - 0.5, (count, 2))
         given = np.column_stack([places, radii, generator.uniform(0.2, 1.0, count)])
-        write(p, given)
-        assert np.abs(plan()[..., :3] - rims(given, 0.1, shape)).max() < 0.02, given
+        if n < 25 or n == 62:  # in the last one, a disc looks out from behind another one, hidden where it leaves a pixel
+            write(p, given)
+            assert np.abs(plan()[..., :3] - rims(given, 0.1, shape)).max() < 0.02, given
 
 
 @pytest.mark.sweep
