@@ -142,7 +142,7 @@ def test_discs_of_all_sizes_over_each_other():
         radii = np.exp(generator.uniform(np.log(0.1), np.log(3.0), count))
         places = generator.uniform(-0.5, np.array(shape) - 0.5, (count, 2))
         given = np.column_stack([places, radii, generator.uniform(0.2, 1.0, count)])
-        if n < 25 or n == 62:  # in the last one, a disc looks out from behind another one, hidden where it leaves a pixel
+        if n < 25 or n == 62:  # in this one, a disc looks out from behind another one within a pixel
             write(p, given)
             assert np.abs(plan()[..., :3] - rims(given, 0.1, shape)).max() < 0.02, given
 
