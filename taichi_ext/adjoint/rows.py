@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 
 import taichi_ext.program as ir
 from taichi_ext.adjoint.lanes import neighbours_in_lanes
@@ -18,7 +18,7 @@ from taichi_ext.analysis.changes import draws_random_numbers
 from taichi_ext.analysis.intervals import IndexFacts, Interval
 from taichi_ext.analysis.loops import loop_bounds
 from taichi_ext.program import I32, U1, Load, Read, Value
-from taichi_ext.program.build import literal
+from taichi_ext.program.build import literal, operation
 from taichi_ext.schedule.elementary import elementary_of
 from taichi_ext.schedule.lanes import CannotError
 from taichi_ext.schedule.loops import nested, spread
@@ -88,7 +88,9 @@ def _narrowed(loop: ir.For, ends: list[Interval]) -> tuple[Sequence[Interval], i
         return all(first <= last for first, last in map(facts.where(condition, holds=False).interval, reads))
 
     rest = list(filter(may_fail, _terms(branch.condition)))
-    return narrow, (replace(branch, condition=reduce(_both, rest)),) if rest else branch.then
+    if not rest:
+        return narrow, branch.then
+    return narrow, (replace(branch, condition=reduce(partial(operation, "logical_and"), rest)),)
 
 
 def _terms(condition: Value) -> list[Value]:
@@ -96,7 +98,3 @@ def _terms(condition: Value) -> list[Value]:
     if isinstance(condition, ir.Op) and condition.name == "logical_and" and condition.dtype == U1:
         return [term for a in condition.args for term in _terms(a)]
     return [condition]
-
-
-def _both(a: Value, b: Value) -> Value:
-    return ir.Op("logical_and", (a, b), U1)

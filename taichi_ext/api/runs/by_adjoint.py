@@ -196,7 +196,8 @@ class HessianForm(DenseForm):
                 is_long = isinstance(error, LongKernelError)
                 prepared.mode = f"forward over reverse, up to {MOST_DIRECTIONS} columns of H in a run: {error}"
                 prepared.fused.clear()
-                evaluation.restore(f"The run has to begin again, because {error}", "Compute it in a kernel.")
+                advice = "Divide the kernel." if is_long else "Compute it in a kernel."
+                evaluation.restore(f"The run has to begin again, because {error}", advice)
         assert isinstance(subject, EnergyGradient)
         products = energy_products(evaluation, np.eye(layout.count), prepared.question.options.chunk_size)
         if products is None and is_long:
